@@ -41,7 +41,7 @@ inline double thread_microseconds() {
 template <class T>
 T must(Result<T> result) {
   if (!result.ok()) fail(result.error().message);
-  return result.value();
+  return std::move(result).value();
 }
 
 inline device::CpuLevel level_named(const std::string& name) {

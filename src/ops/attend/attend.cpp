@@ -52,17 +52,21 @@ int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_wor
                                std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
 }
 
-// Whether a matrix unit is the fastest way to products with the side's rows: where they would be
-// decoded anyway, and for codes in the fast precision. Three products of BF16 take as long as
-// kernels over packed codes, and decoding affine nibbles takes what one product saves.
-bool suits_matrix_unit(const cpu::TileKernels& math, const SideView& side, Precision precision) {
+// For many query rows.
+bool has_packed_kernels(const cpu::TileKernels& math, const SideView& side) {
+  const auto* kernels = math.find_packed(side.spec, side.head_dim, Precision::kAccurate);
+  return kernels != nullptr && kernels->most_rows >= kMaxTileRows;
+}
+
+// Whether a matrix unit is the fastest way to products with the side's rows. Rows that have packed
+// kernels for many query rows are packed for the unit where every score is a product alone; else
+// they would be decoded for it, which pays for one product, and not for affine nibbles.
+bool suits_matrix_unit(const cpu::TileKernels& math, const AttendArgs& args, const SideView& side) {
   const int bits = side.spec.facts->element_bits;
   if (bits > 16 || side.spec.is_dual()) return false;  // two parts have 16 bits
-  const auto* accurate = math.find_packed(side.spec, side.head_dim, Precision::kAccurate);
-  if (accurate == nullptr || accurate->most_rows < kMaxTileRows) return true;
+  if (!has_packed_kernels(math, side) || has_plain_scores(args)) return true;
   const bool is_slow_to_decode = side.spec.is_affine() && bits < 8;
-  return precision == Precision::kFast && !is_slow_to_decode &&
-         math.find_packed(side.spec, side.head_dim, precision) != accurate;
+  return args.precision == Precision::kFast && !is_slow_to_decode;
 }
 
 bool suits_matrix_unit(const cpu::TileKernels& math, const AttendArgs& args) {
@@ -71,13 +75,21 @@ bool suits_matrix_unit(const cpu::TileKernels& math, const AttendArgs& args) {
     if (view == &args.full_precision && args.num_sink_blocks == nullptr) continue;
     for (const HeadRun& run : view->runs) {
       if (!fits_matrix_unit(run.k.head_dim, run.v.head_dim) ||
-          !suits_matrix_unit(math, run.k, args.precision) ||
-          !suits_matrix_unit(math, run.v, args.precision)) {
+          !suits_matrix_unit(math, args, run.k) || !suits_matrix_unit(math, args, run.v)) {
         return false;
       }
     }
   }
   return true;
+}
+
+// No rows: the matrix unit takes none of the work tiles.
+Tiling matrix_tiling_of(const cpu::TileKernels& math, const AttendArgs& args, int64_t max_rows) {
+  if (!suits_matrix_unit(math, args)) return {};
+  const HeadRun& run = args.packed.runs.front();
+  const Tiling tiling = choose_matrix_tiling(args.packed.key_dim(), run.v.head_dim, max_rows);
+  const bool is_packed = has_packed_kernels(math, run.k) || has_packed_kernels(math, run.v);
+  return is_packed && tiling.rows < math.matrix->fewest_packed_rows ? Tiling{} : tiling;
 }
 
 void run_split(AttendPlan& plan) {
@@ -107,9 +119,7 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
   const int q_per_kv = args.num_q_heads / args.packed.num_kv_heads;
   const LargestWorkTile largest = largest_work_tile(args, q_per_kv);
   const cpu::TileKernels& math = cpu::tile_kernels(context.kernels->level);
-  const Tiling matrix_tiling = suits_matrix_unit(math, args)
-                                   ? choose_matrix_tiling(key_dim, value_dim, largest.rows)
-                                   : Tiling{};
+  const Tiling matrix_tiling = matrix_tiling_of(math, args, largest.rows);
   const bool on_matrix_unit = matrix_tiling.rows > 0;
   AttendPlan plan = {
       .context = context,

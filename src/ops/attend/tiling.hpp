@@ -15,19 +15,20 @@ namespace kvx::ops {
 // A query row is one head of one token. A tile of the cache is read once for `rows` query rows.
 struct Tiling {
   int rows;
-  int tokens;     // of the cache, in a tile
-  int key_chunk;  // tokens whose keys are decoded at once, to be transposed into the tile
+  int tokens;         // of the cache, in a tile
+  int key_chunk;      // tokens whose keys are decoded at once, to be transposed into the tile
+  int num_tiles = 1;  // that memory holds at once: a matrix unit takes K's and V's together
 };
 
 inline constexpr int kMaxUsualRows = 64;
 inline constexpr int kScratchFloats = 40960;
 // Of a matrix unit's work tiles, which share what a tile's decoding costs among more rows.
 inline constexpr int kMaxTileRows = 128;
-inline constexpr int kMatrixScratchFloats = 67584;
+inline constexpr int kMatrixScratchFloats = 75776;
 
 // What a tile is decoded to; packed kernels use the same memory.
 constexpr int tile_floats(const Tiling& t, int key_dim, int value_dim) {
-  return (t.tokens + t.key_chunk) * std::max(key_dim, value_dim);
+  return (t.num_tiles * t.tokens + t.key_chunk) * std::max(key_dim, value_dim);
 }
 // The queries, as they are and prepared, and the weighted sums of a KV head's rows.
 constexpr int head_floats(const Tiling& t, int key_dim, int value_dim) {
@@ -68,7 +69,7 @@ constexpr Tiling choose_matrix_tiling(int key_dim, int value_dim, int64_t max_ro
   constexpr int kStep = cpu::kMatrixRows;
   const int64_t wanted = (max_rows + kStep - 1) / kStep * kStep;
   Tiling t = {static_cast<int>(std::min<int64_t>(wanted, kMaxTileRows)), cpu::kMaxTileTokens,
-              cpu::kTokenStep};
+              cpu::kTokenStep, 2};
   while (t.rows > 0 && scratch_floats(t, key_dim, value_dim) > kMatrixScratchFloats) {
     t.rows -= kStep;
   }
@@ -146,6 +147,6 @@ using UsualMemory = AttendMemory<kScratchFloats, kMaxUsualRows>;
 using MatrixMemory = AttendMemory<kMatrixScratchFloats, kMaxTileRows>;
 inline constexpr int kDecodeBytes = 2 * format::kMaxHeadDim * sizeof(float);
 static_assert(sizeof(UsualMemory) + kDecodeBytes <= 176 * 1024);
-static_assert(sizeof(MatrixMemory) + kDecodeBytes <= 284 * 1024);
+static_assert(sizeof(MatrixMemory) + kDecodeBytes <= 316 * 1024);
 
 }  // namespace kvx::ops

@@ -48,7 +48,7 @@ class WorkTileHead {
     sums_ = prepared_ + t.rows * plan.key_dim;
     scores_ = scratch.floats + plan.heads_together * floats_a_head;
     tile_ = scores_ + t.rows * t.tokens;
-    key_rows_ = tile_ + t.tokens * std::max(plan.key_dim, plan.value_dim);
+    key_rows_ = tile_ + t.num_tiles * t.tokens * std::max(plan.key_dim, plan.value_dim);
     matrix_.emplace(plan, reader_, num_rows_, MatrixTiles::Memory{prepared_, tile_, key_rows_},
                     prefetcher_);
   }
@@ -76,6 +76,10 @@ class WorkTileHead {
     const int first = tile.first_token;
     const int n = tile.num_tokens;
     const bool has_hidden = hides_some(first, n);
+    if (matrix_->is_used() && !has_hidden && has_plain_scores(args_) &&
+        matrix_->attend_tile(tile, rows_, args_.softmax_scale, scores_, sums_)) {
+      return;
+    }
     score_tile(tile);
     absorb_scores(first, n, has_hidden);
     if (matrix_->is_used() && matrix_->add_values(first, n, scores_, sums_)) return;

@@ -8,6 +8,12 @@
 
 namespace kvx::ops {
 
+// Whether scores are the products of queries and keys and nothing else.
+inline bool has_plain_scores(const AttendArgs& args) {
+  return args.softcap == 0 && args.transform.k.block_offset == nullptr &&
+         args.packed.next_segment == nullptr;
+}
+
 // What all work tiles of a call share.
 struct AttendPlan {
   const CpuContext& context;

@@ -14,7 +14,7 @@ class MatrixTiles {
   // Of a work tile's memory. It holds the right operand, and kTokenStep decoded rows.
   struct Memory {
     float* query_parts;  // [num_rows padded, key_dim]
-    float* tile;         // [kMaxTileTokens, the larger head_dim]
+    float* tiles;        // [2, kMaxTileTokens, the larger head_dim]: of keys and of values
     float* rows;         // [kTokenStep, the larger head_dim]
   };
 
@@ -36,12 +36,47 @@ class MatrixTiles {
   }
   bool is_used() const { return is_used_; }
 
+  // A tile that every row sees whole, of packed blocks or of full-precision ones. False, and
+  // nothing is written: it has rows that are to be decoded, or numbers without two parts.
+  bool attend_tile(const TileRows& tile, QueryRow* rows, float softmax_scale, float* scores,
+                   float* sums) {
+    if (tile.keys.num_tokens != cpu::kMaxTileTokens) return false;
+    if (tile.values.num_tokens != cpu::kMaxTileTokens) return false;
+    const cpu::MatrixKernels& matrix = *plan_.math.matrix;
+    const cpu::MatrixParts key_parts = reader_.matrix_parts(Side::kKey, tile.first_token);
+    const cpu::MatrixParts value_parts = reader_.matrix_parts(Side::kValue, tile.first_token);
+    const auto packers = [&](const cpu::PackedTile& side, cpu::MatrixParts parts) {
+      return matrix.find_packers(*side.spec, side.head_dim, parts != cpu::MatrixParts::kHigh);
+    };
+    const cpu::MatrixPackers* of_keys = packers(tile.keys, key_parts);
+    const cpu::MatrixPackers* of_values = packers(tile.values, value_parts);
+    if (of_keys == nullptr || of_values == nullptr) return false;
+    cpu::MatrixTile keys = empty_tile(Side::kKey, tile.keys.head_dim);
+    cpu::MatrixTile values = empty_tile(Side::kValue, plan_.value_dim);
+    const int strips = (num_rows_ + cpu::kStripRows - 1) / cpu::kStripRows;
+    prefetcher_.pace(100, 2 * kSteps + strips * cpu::kStepsAStrip);
+    if (!of_keys->pack_keys(tile.keys, prefetcher_, keys)) return false;
+    if (!of_values->pack_values(tile.values, prefetcher_, values)) return false;
+    matrix.attend_tile({.queries = memory_.query_parts,
+                        .num_rows = num_rows_,
+                        .keys = keys,
+                        .values = values,
+                        .key_parts = key_parts,
+                        .value_parts = value_parts,
+                        .rows = rows,
+                        .softmax_scale = softmax_scale,
+                        .scores = scores,
+                        .sums = sums,
+                        .prefetcher = prefetcher_});
+    return true;
+  }
+
   // scores [num_rows, kMaxTileTokens] = q . k. False, and nothing is written: a key has no two
   // parts.
   bool score(int first, int num_tokens, float* scores) {
     const int dim = reader_.first_segment_dim();
     prefetcher_.pace(cpu::PhaseShares::kUnpackKeys + cpu::PhaseShares::kScore, kSteps);
-    cpu::MatrixTile tile = empty_tile(dim);
+    cpu::MatrixTile tile = empty_tile(Side::kKey, dim);
     if (!pack(Side::kKey, plan_.math.matrix->pack_keys, first, num_tokens, tile)) return false;
     plan_.math.matrix->score({.rows = memory_.query_parts,
                               .stride = dim,
@@ -57,7 +92,7 @@ class MatrixTiles {
   // value has no two parts.
   bool add_values(int first, int num_tokens, float* probabilities, float* sums) {
     prefetcher_.pace(cpu::PhaseShares::kUnpackValues + cpu::PhaseShares::kAddValues, kSteps);
-    cpu::MatrixTile tile = empty_tile(plan_.value_dim);
+    cpu::MatrixTile tile = empty_tile(Side::kKey, plan_.value_dim);
     if (!pack(Side::kValue, plan_.math.matrix->pack_values, first, num_tokens, tile)) return false;
     plan_.math.matrix->split_probabilities(probabilities, num_rows_, num_tokens);
     plan_.math.matrix->add_values({.rows = probabilities,
@@ -78,12 +113,18 @@ class MatrixTiles {
     return reader_.decodes(num_rows_) ? kernels.fewest_rows : kernels.fewest_packed_rows;
   }
 
-  cpu::MatrixTile empty_tile(int head_dim) const {
-    auto* high = reinterpret_cast<uint16_t*>(memory_.tile);
+  // side: whose memory.
+  cpu::MatrixTile empty_tile(Side side, int head_dim) const {
+    const int side_of_two = side == Side::kKey ? 0 : 1;
+    const int larger_dim = std::max(plan_.key_dim, plan_.value_dim);
+    auto* high =
+        reinterpret_cast<uint16_t*>(memory_.tiles + side_of_two * cpu::kMaxTileTokens * larger_dim);
     return {.high = high,
             .low = high + cpu::kMaxTileTokens * head_dim,
             .head_dim = head_dim,
-            .is_exact = true};
+            .is_exact = true,
+            .steps = nullptr,
+            .scratch = memory_.rows + side_of_two * cpu::kTokenStep / 2 * larger_dim};
   }
 
   bool pack(Side side, bool (*pack_rows)(float*, int, int, cpu::MatrixTile&), int first,

@@ -10,12 +10,14 @@ const MatrixKernels& matrix_table() {
   static constexpr MatrixKernels kTable = {
       .split_rows = split_rows,
       .split_probabilities = split_probabilities,
+      .find_packers = find_packers,
+      .attend_tile = attend_matrix_tile,
       .pack_keys = pack_keys,
       .pack_values = pack_values,
       .score = score_matrix,
       .add_values = add_matrix_values,
       .fewest_rows = 16,
-      .fewest_packed_rows = 48,
+      .fewest_packed_rows = 64,
   };
   return kTable;
 }

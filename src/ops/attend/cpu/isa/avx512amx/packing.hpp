@@ -2,8 +2,11 @@
 // into tiles of 32 x 16 numbers (1 KiB), of which two consecutive rows lie number beside number.
 #pragma once
 
-#include "ops/attend/cpu/isa/avx512amx/parts.hpp"
+#include "format/list.hpp"
+#include "format/traits.hpp"
+#include "ops/attend/cpu/isa/avx512amx/row_parts.hpp"
 #include "ops/attend/cpu/matrix/kernels.hpp"
+#include "ops/attend/cpu/prefetcher.hpp"
 #include "ops/cpu/lanes.hpp"
 
 namespace kvx::ops::cpu {
@@ -29,6 +32,16 @@ static bool split_rows(const float* rows, int num_rows, int n, float* parts) {
   return watch.all_have_parts();
 }
 
+// p: of a row's kMaxTileTokens.
+KVX_INLINE void store_probability_parts(const __m512* p, float* row) {
+  auto* high = reinterpret_cast<uint16_t*>(row);
+  for (int v = 0; v < kMaxTileTokens / 16; v += 2) {
+    const Parts both = parts_of(p[v], p[v + 1]);
+    _mm512_storeu_si512(high + 16 * v, both.high);
+    _mm512_storeu_si512(high + kMaxTileTokens + 16 * v, both.low);
+  }
+}
+
 static void split_probabilities(float* rows, int num_rows, int n) {
   constexpr int kVectors = kMaxTileTokens / 16;
   __mmask16 masks[kVectors];
@@ -41,12 +54,7 @@ static void split_probabilities(float* rows, int num_rows, int n) {
     float* row = rows + r * kMaxTileTokens;
     __m512 p[kVectors];
     for (int v = 0; v < kVectors; ++v) p[v] = _mm512_maskz_loadu_ps(masks[v], row + 16 * v);
-    auto* high = reinterpret_cast<uint16_t*>(row);
-    for (int v = 0; v < kVectors; v += 2) {
-      const Parts both = parts_of(p[v], p[v + 1]);
-      _mm512_storeu_si512(high + 16 * v, both.high);
-      _mm512_storeu_si512(high + kMaxTileTokens + 16 * v, both.low);
-    }
+    store_probability_parts(p, row);
   }
 }
 
@@ -64,6 +72,13 @@ KVX_INLINE void store_transposed(__m512i* tokens, uint16_t* tile) {
   for (int i = 0; i < kTokenStep; ++i) {
     _mm512_storeu_si512(tile + i * kMatrixInner, __builtin_bit_cast(__m512i, lanes[i]));
   }
+}
+
+// Words i and i + 1 of a vector are numbers `first` + i / 2 of two rows.
+constexpr Table<uint16_t, 32> order_of_pairs(int first) {
+  Table<uint16_t, 32> order = {};
+  for (int i = 0; i < 32; ++i) order.at[i] = static_cast<uint16_t>(first + i / 2 + i % 2 * 32);
+  return order;
 }
 
 // Low parts are stored from the first tile that has some: until then, all of them are 0.
@@ -99,6 +114,103 @@ static bool pack_keys(float* rows, int first, int num_tokens, MatrixTile& tile) 
   }
   return watch.all_have_parts();
 }
+
+// ---- Stored rows
+
+// Sixteen tokens' numbers at a time, while 32 are in registers.
+template <class Loader>
+bool pack_stored_keys(const PackedTile& rows, Prefetcher& prefetcher, MatrixTile& tile) {
+  Loader loader;
+  if (!loader.begin(rows, tile)) return false;
+  tile.is_exact = !Loader::kHasLow;
+  for (int first = 0; first < kMaxTileTokens; first += kTokenStep) {
+    for (int d = 0; d < tile.head_dim; d += kMatrixInner) {
+      __m512i high[kTokenStep];
+      __m512i low[kTokenStep];
+      for (int t = 0; t < kTokenStep; ++t) {
+        const Parts both = loader.load(first + t, d);
+        high[t] = both.high;
+        if constexpr (Loader::kHasLow) low[t] = both.low;
+      }
+      const int place = (d / kMatrixInner * kTokenColumns + first / kMatrixRows) * kTileNumbers;
+      store_transposed(high, tile.high + place);
+      if constexpr (Loader::kHasLow) store_transposed(low, tile.low + place);
+    }
+    prefetcher.step();
+  }
+  return loader.all_have_parts();
+}
+
+// Of two rows the words side by side, sixteen numbers a vector.
+KVX_INLINE void store_pairs(__m512i even, __m512i odd, uint16_t* first, uint16_t* second) {
+  static constexpr Table<uint16_t, 32> kFirst = order_of_pairs(0);
+  static constexpr Table<uint16_t, 32> kSecond = order_of_pairs(16);
+  _mm512_storeu_si512(first, _mm512_permutex2var_epi16(even, _mm512_load_si512(kFirst.at), odd));
+  _mm512_storeu_si512(second, _mm512_permutex2var_epi16(even, _mm512_load_si512(kSecond.at), odd));
+}
+
+template <class Loader>
+bool pack_stored_values(const PackedTile& rows, Prefetcher& prefetcher, MatrixTile& tile) {
+  Loader loader;
+  if (!loader.begin(rows, tile)) return false;
+  tile.is_exact = !Loader::kHasLow;
+  const int tiles_a_row = tile.head_dim / kMatrixRows;
+  for (int t = 0; t < kMaxTileTokens; t += 2) {
+    const int row_of_tiles = t / kMatrixInner * tiles_a_row;
+    for (int d = 0; d < tile.head_dim; d += kMatrixInner) {
+      const Parts even = loader.load(t, d);
+      const Parts odd = loader.load(t + 1, d);
+      const int place =
+          (row_of_tiles + d / kMatrixRows) * kTileNumbers + t % kMatrixInner / 2 * kMatrixInner;
+      store_pairs(even.high, odd.high, tile.high + place, tile.high + place + kTileNumbers);
+      if constexpr (Loader::kHasLow) {
+        store_pairs(even.low, odd.low, tile.low + place, tile.low + place + kTileNumbers);
+      }
+    }
+    if (t % kTokenStep == 0) prefetcher.step();
+  }
+  return loader.all_have_parts();
+}
+
+template <class Loader>
+inline constexpr MatrixPackers kPackers = {pack_stored_keys<Loader>, pack_stored_values<Loader>};
+
+template <class Format>
+KVX_INLINE const MatrixPackers* packers_of_format(bool wants_low) {
+  using Codec = typename Format::Codec;
+  using format::FormatId;
+  constexpr FormatId kId = Format::kFacts.id;
+  if constexpr (kId == FormatId::kBF16) {
+    return &kPackers<Bf16Rows>;
+  } else if constexpr (kId == FormatId::kF16) {
+    return wants_low ? &kPackers<F16Rows<true>> : &kPackers<F16Rows<false>>;
+  } else if constexpr (kId == FormatId::kFp8E4M3 || kId == FormatId::kFp8E5M2) {
+    return &kPackers<Fp8Rows<Codec>>;
+  } else if constexpr (kId == FormatId::kF32 || format::is_dual<Format>() ||
+                       !format::has_fast_kernels<Format>()) {
+    return nullptr;
+  } else {
+    using format::Packing;  // words of eight are nibbles in the same order
+    constexpr Packing kPacking = Format::kFacts.packing;
+    constexpr Packing kOrder = kPacking == Packing::kWords ? Packing::kNibbles : kPacking;
+    return wants_low ? &kPackers<CodeRows<Codec, kOrder, true>>
+                     : &kPackers<CodeRows<Codec, kOrder, false>>;
+  }
+}
+
+static const MatrixPackers* find_packers(const format::FormatSpec& spec, int head_dim,
+                                         bool wants_low) {
+#define KVX_PACKERS(Format) packers_of_format<format::Format>,
+  static constexpr const MatrixPackers* (*kOfFormat[])(bool) = {KVX_FOR_EACH_FORMAT(KVX_PACKERS)};
+#undef KVX_PACKERS
+  const bool is_fp8 =
+      spec.facts->id == format::FormatId::kFp8E4M3 || spec.facts->id == format::FormatId::kFp8E5M2;
+  if (is_fp8 && spec.has_scale() && scale_row(spec, head_dim).count > 1) return nullptr;
+  const int id = static_cast<int>(spec.facts->id);
+  return id < format::kNumFormats ? kOfFormat[id](wants_low) : nullptr;
+}
+
+// ---- Decoded rows
 
 // [pair of tokens][number]: two rows, number beside number.
 static bool pack_values(float* rows, int first, int num_tokens, MatrixTile& tile) {
