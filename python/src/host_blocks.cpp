@@ -145,7 +145,7 @@ class HostBlocks {
     check_slot(group, slot);
     nb::object bytes = nb::steal(PyBytes_FromStringAndSize(
         nullptr, static_cast<Py_ssize_t>(bytes_of_group(groups_[group]))));
-    const std::span<uint8_t> to(reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(bytes.ptr())),
+    const std::span<uint8_t> to(reinterpret_cast<uint8_t*>(PyBytes_AsString(bytes.ptr())),
                                 static_cast<size_t>(bytes_of_group(groups_[group])));
     bool is_whole = false;
     {

@@ -37,7 +37,9 @@ static __device__ __noinline__ bool has_unusable_entry(const DecodeMmaParams& pa
                                                        const int32_t* row, TokenRange tokens) {
   const TableInPlace& table = params.in_place;
   const int words = table.entry_words;
-  const int end = (tokens.end + params.block_size - 1) / params.block_size;
+  // A work tile without tokens may begin behind its sequence's pages.
+  const int end =
+      tokens.begin < tokens.end ? (tokens.end + params.block_size - 1) / params.block_size : 0;
   bool is_unusable = false;
   if (table.indptr != nullptr) {
     const int64_t first = indptr_at(table, sequence), last = indptr_at(table, sequence + 1);
