@@ -32,9 +32,11 @@ LATENT_CACHE_DTYPES = [*CACHE_DTYPES, *_OF_LATENT_CACHE_DTYPE]
 def options_of(vllm_config) -> dict:
     """The "kvx" part of --additional-config. Raises kvx.Error: an unknown option."""
     options = (vllm_config.additional_config or {}).get("kvx", {})
-    unknown = sorted(set(options) - {"recipe", "unit_scales"})
+    unknown = sorted(set(options) - {"recipe", "unit_scales", "close_beside"})
     if unknown:
-        raise Error(f"additional_config has kvx.{unknown[0]}; expected recipe or unit_scales")
+        raise Error(
+            f"additional_config has kvx.{unknown[0]}; expected recipe, unit_scales or close_beside"
+        )
     return options
 
 
