@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ranges>
+#include <string>
 
 #include "tier/whole_transfer.hpp"
 #include "transfer/layer_fetch.hpp"
@@ -129,8 +129,9 @@ Answer FolderServer::answer_to(const Request& request) {
   answer.record = request.record;
   parts_.clear();
   size_t num_names = 0;
-  for (const auto word : std::views::split(std::string_view(request.text), ' ')) {
-    const std::string name(word.begin(), word.end());
+  for (size_t begin = 0, end = 0; end < request.text.size(); begin = end + 1) {
+    end = std::min(request.text.find(' ', begin), request.text.size());
+    const std::string name = request.text.substr(begin, end - begin);
     const Status named = check_file_name(name);
     if (!named.ok()) return refused(named.error().message);
     if (++num_names > kMostNames) {
