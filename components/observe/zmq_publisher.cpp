@@ -116,7 +116,6 @@ void ZmqPublisher::answer_replays() {
       first = static_cast<int64_t>(static_cast<uint64_t>(first) << 8 | byte);
     }
     answer_replay(frames[0], first);
-    ++num_replays_;
   }
 }
 
@@ -131,6 +130,7 @@ void ZmqPublisher::answer_replay(zmq::message_t& client, int64_t first) {
   for (const Batch& batch : kept_) {
     if (batch.sequence >= first) send(topic_, batch.sequence, batch.payload);
   }
+  ++num_replays_;  // before its client can know that it is over
   send({}, -1, {});
 }
 

@@ -92,7 +92,8 @@ def test_how_tokens_are_cut_into_steps_changes_nothing(cuts, recipe, block_size)
     for count in cuts:
         parts.append(feed(cache, sequence, *(x[first : first + count] for x in rows)))
         first += count
-    assert relative_error(np.concatenate(parts), whole) < 1e-5
+    # On AMX many rows of codes are multiplied in digits of BF16, few as whole numbers: 2^-17 apart.
+    assert relative_error(np.concatenate(parts), whole) < 5e-5
     assert cache.num_tokens(sequence) == sum(cuts)
 
 
