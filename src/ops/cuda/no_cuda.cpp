@@ -83,6 +83,9 @@ int64_t AttendPlan::workspace_bytes() const {
 const CudaAttendLimits& AttendPlan::limits() const {
   return choices_->limits;
 }
+bool AttendPlan::reads_in_place() const {
+  return false;
+}
 Status attend(const CudaContext&, const AttendArgs&, const AttendPlan&, uint8_t*, DeviceCounters*) {
   return no_cuda();
 }
