@@ -119,7 +119,7 @@ class LayerWriter:
             except Exception as error:
                 step.files = step.files or {}
                 for i in list(step.files):
-                    self._give_up(step, i, error)
+                    self._abandon(step, i, error)
             step.num_written += 1
             is_done = step.num_written == len(self._layers)
             with self._changed:
@@ -138,7 +138,7 @@ class LayerWriter:
                 try:
                     step.files[i] = self._begin(block)
                 except Exception as error:
-                    self._give_up(step, i, error)
+                    self._abandon(step, i, error)
         kept = sorted(step.files)
         if not kept:
             return
@@ -147,9 +147,9 @@ class LayerWriter:
         problems = _core.write_layer([step.files[i] for i in kept], layer, pages)
         for i, problem in zip(kept, problems):
             if problem:
-                self._give_up(step, i, problem)
+                self._abandon(step, i, problem)
 
-    def _give_up(self, step, i, problem):
+    def _abandon(self, step, i, problem):
         _log.warning("kvx could not save a block: %s", problem)
         step.files.pop(i, None)
         self._forget(step.blocks[i])

@@ -382,12 +382,7 @@ class KvxTransferConnector(KvxFileConnector):
             if not os.path.exists(files.path(block)):
                 self.counts["missed"] += 1
                 return False
-            try:
-                files.check(block)
-            except Error as error:
-                self.counts["bad"] += 1
-                _log.warning("kvx computes a block anew: %s", error)
-                files.forget(block)
+            if not self._is_whole(files, block):
                 return False
         self.counts["found"] += 1
         return True

@@ -52,7 +52,7 @@ int heads_together(const AttendArgs& args, const Tiling& tiling, int64_t num_wor
                                std::max<int64_t>(max_tokens / kFewestPartTokens, 1));
 }
 
-// For many query rows.
+// Whether a side's packed kernels take as many query rows as a tile has.
 bool has_packed_kernels(const cpu::TileKernels& math, const SideView& side) {
   const auto* kernels = math.find_packed(side.spec, side.head_dim, Precision::kAccurate);
   return kernels != nullptr && kernels->most_rows >= kMaxTileRows;

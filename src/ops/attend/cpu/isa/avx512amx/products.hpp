@@ -98,7 +98,7 @@ KVX_INLINE void store_sums(float* target, int64_t stride) {
   }
 }
 
-// Which parts of the operands are multiplied beside the high ones.
+// The products that are added to the one of the operands' high parts.
 struct PartsTaken {
   bool left_low;
   bool right_low;
