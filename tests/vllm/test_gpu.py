@@ -128,6 +128,20 @@ def test_dual_scale_pages_beside_a_window_say_the_tokens_of_a_16_bit_cache(model
     assert len(again) == len(inputs)
 
 
+def test_blocks_quantised_beside_attention_say_what_eager_steps_say(models):
+    """Decodes fill blocks and, 64 tokens later, read them: before attention in eager steps, in
+    graphs on a stream of their own."""
+    inputs = prompts([100, 120, 70, 90])
+    options = dict(block_size=64, max_num_seqs=4)
+    with kvx_engine(models["llama"], "int3_dual:sink=0,recent=64", **options) as engine:
+        expected = engine.tokens(inputs, 160)
+    options |= dict(enforce_eager=False, compilation_config=GRAPHS)
+    with kvx_engine(models["llama"], "int3_dual:sink=0,recent=64", **options) as engine:
+        found = engine.tokens(inputs, 160)
+        assert counters(engine) == 0
+    assert sum(a == b for a, b in zip(found, expected)) >= len(inputs) - 1
+
+
 @pytest.mark.parametrize("recipe, times", [("int3_dual:auto", 8.2), ("int2_dual:auto", 11)])
 def test_dual_scale_pages_hold_more_tokens(models, recipe, times):
     options = dict(block_size=64, max_num_seqs=4)

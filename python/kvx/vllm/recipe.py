@@ -32,11 +32,9 @@ LATENT_CACHE_DTYPES = [*CACHE_DTYPES, *_OF_LATENT_CACHE_DTYPE]
 def options_of(vllm_config) -> dict:
     """The "kvx" part of --additional-config. Raises kvx.Error: an unknown option."""
     options = (vllm_config.additional_config or {}).get("kvx", {})
-    unknown = sorted(set(options) - {"recipe", "unit_scales", "close_beside"})
+    unknown = sorted(set(options) - {"recipe", "unit_scales"})
     if unknown:
-        raise Error(
-            f"additional_config has kvx.{unknown[0]}; expected recipe, unit_scales or close_beside"
-        )
+        raise Error(f"additional_config has kvx.{unknown[0]}; expected recipe or unit_scales")
     return options
 
 

@@ -20,7 +20,7 @@ from kvx.errors import Error, UnsupportedError
 from kvx.formats import parse_recipe
 from kvx.paged_layer import PagedLayer
 from kvx.paged_window import PagedWindow, WindowPlan
-from kvx.vllm.recipe import is_tuned, options_of
+from kvx.vllm.recipe import is_tuned
 from kvx.vllm.step import StepLimits
 
 
@@ -95,7 +95,6 @@ class StepWindow:
         self._has_decodes_alone = False  # each request of the step has at most one query
         is_cuda = self._device.type == "cuda"
         self._side_stream = torch.cuda.Stream(self._device) if is_cuda else None
-        self._may_close_beside = is_cuda and bool(options_of(vllm_config).get("close_beside"))
 
     def plan_step(self, block_table, seq_lens, q_starts, max_q_len) -> WindowPlan:
         """Plans a step into arrays that a CUDA graph finds again."""
@@ -120,9 +119,9 @@ class StepWindow:
         """Whether a layer's full blocks are quantised beside its attention, which does not read
         them, instead of before it. In a graph of whole steps that costs nothing; in others append
         may be captured apart from attention, and without one it would cost the host more than it
-        saves. The option close_beside asks for it: it has not run on a GPU yet."""
+        saves."""
         return (
-            self._may_close_beside
+            self._side_stream is not None
             and self._tokens.unit == "block"
             and self._has_decodes_alone
             and torch.cuda.is_current_stream_capturing()
