@@ -11,23 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "kv/plan/layer_store.hpp"
 #include "ops/append/append.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/block_copy_arrays.hpp"
 #include "python/src/context.hpp"
 #include "python/src/cuda_lane.hpp"
+#include "python/src/page_shape.hpp"
 #include "python/src/workspaces.hpp"
-#include "tune/tuned_recipe.hpp"
 
 namespace kvx::python {
-
-struct PageShape {
-  kv::CacheGeometry geometry;
-  kv::LayerPlan plan;
-  cache::BlockLayout layout;
-  cache::BlockLayout window_layout;  // of a full-precision window's blocks
-};
 
 // A full-precision window's blocks and what append does there; all None without a window.
 struct WindowAppend {
