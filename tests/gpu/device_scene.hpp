@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <string>
 
 #include "ops/attend/attend_cuda.hpp"
@@ -63,8 +64,8 @@ class DeviceScene {
     mirror_args(scene.options());
     make_limits();
     using Path = ops::CudaAttendPath;
-    for (const Path path :
-         {Path::kReference, Path::kDecodeMma, Path::kLatent, Path::kPrefill, Path::kPrefillMma}) {
+    for (const Path path : {Path::kReference, Path::kDecodeMma, Path::kLatent, Path::kLatentMma,
+                            Path::kPrefill, Path::kPrefillMma}) {
       workspace_bytes_ =
           std::max(workspace_bytes_, ops::attend_workspace_bytes(context, args_, limits_, path));
     }
@@ -132,6 +133,11 @@ class DeviceScene {
  private:
   static constexpr int64_t kCanaryBytes = 4096;
 
+  struct Segment {
+    std::vector<ops::HeadRun> runs;
+    ops::LayerView view;
+  };
+
   void expect_canary() {
     std::vector<uint8_t> canary(kCanaryBytes);
     EXPECT_TRUE(
@@ -169,13 +175,14 @@ class DeviceScene {
     return view;
   }
 
-  // The packed rows' second one, whose bytes are mirrored already.
+  // Rows' second one, whose bytes are mirrored already.
   const ops::LayerView* mirrored_segment(const ops::LayerView& host) {
-    segment_runs_.assign(host.runs.begin(), host.runs.end());
-    for (ops::HeadRun& run : segment_runs_) run.k.codes.base = mirror_.at(run.k.codes.base);
-    segment_ = host;
-    segment_.runs = segment_runs_;
-    return &segment_;
+    Segment& segment = segments_.emplace_back();
+    segment.runs.assign(host.runs.begin(), host.runs.end());
+    for (ops::HeadRun& run : segment.runs) run.k.codes.base = mirror_.at(run.k.codes.base);
+    segment.view = host;
+    segment.view.runs = segment.runs;
+    return &segment.view;
   }
 
   void mirror_args(const SceneOptions& options) {
@@ -223,8 +230,8 @@ class DeviceScene {
   ops::CudaAttendLimits limits_;
   cache::Region workspace_;
   int64_t workspace_bytes_ = 0;
-  std::vector<ops::HeadRun> packed_runs_, full_precision_runs_, segment_runs_;
-  ops::LayerView segment_;
+  std::vector<ops::HeadRun> packed_runs_, full_precision_runs_;
+  std::deque<Segment> segments_;  // of packed rows and of the full-precision window's
   std::vector<uint8_t> out_;
   std::vector<float> lse_;
   uint8_t* out_on_device_ = nullptr;

@@ -18,19 +18,26 @@ class LatentScene {
 
   // Again after a change of K's addresses.
   void alias_values() {
-    const ops::LayerView& view = scene_.packed().view();
-    runs_.assign(view.runs.begin(), view.runs.end());
-    for (ops::HeadRun& run : runs_) {
+    scene_.args().packed.runs = aliased(scene_.packed(), runs_);
+    if (SceneCache* window = scene_.full_precision()) {
+      scene_.args().full_precision.runs = aliased(*window, window_runs_);
+    }
+  }
+
+ private:
+  const std::vector<ops::HeadRun>& aliased(const SceneCache& cache,
+                                           std::vector<ops::HeadRun>& runs) const {
+    runs.assign(cache.view().runs.begin(), cache.view().runs.end());
+    for (ops::HeadRun& run : runs) {
       run.v = run.k;
       run.v.head_dim = scene_.options().value_dim;
       run.v.is_alias = true;
     }
-    scene_.args().packed.runs = runs_;
+    return runs;
   }
 
- private:
   AttendScene scene_;
-  std::vector<ops::HeadRun> runs_;
+  std::vector<ops::HeadRun> runs_, window_runs_;
 };
 
 // The kernel copies codes 16 bytes at a time, so the scales of packed rows lie apart.
@@ -59,21 +66,33 @@ inline double packed_tolerance(DType q_type) {
   return q_type == DType::kBF16 ? kLatentTolerance : 5e-4;
 }
 
-class GpuAttendLatent : public GpuAttend {
+// Cases for both kernels, each forced.
+class GpuAttendLatent : public GpuAttend, public testing::WithParamInterface<ops::CudaAttendPath> {
  protected:
   void SetUp() override {
     GpuAttend::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    if (device::cuda_code_version(context().device) != 90) {
-      GTEST_SKIP() << "the latent kernel is code for compute capability 9.0";
+    const bool has_wgmma = device::cuda_code_version(context().device) == 90;
+    if (path() == ops::CudaAttendPath::kLatent && !has_wgmma) {
+      GTEST_SKIP() << "the code that runs here has no wgmma";
     }
   }
+  static ops::CudaAttendPath path() { return GetParam(); }
   void expect_latent_near(const SceneOptions& options, double tolerance = kLatentTolerance) {
     LatentScene latent(options);
     DeviceScene on_device(memory(), context(), latent.scene());
     ASSERT_TRUE(on_device.has_latent());
-    expect_near(latent.scene(), on_device, ops::CudaAttendPath::kLatent, tolerance);
+    expect_near(latent.scene(), on_device, path(), tolerance);
   }
 };
+
+inline std::string name_of_latent_path(const testing::TestParamInfo<ops::CudaAttendPath>& test) {
+  return test.param == ops::CudaAttendPath::kLatent ? "Wgmma" : "MmaSync";
+}
+#define KVX_FOR_BOTH_LATENT_KERNELS(Suite)                                            \
+  INSTANTIATE_TEST_SUITE_P(                                                           \
+      BothKernels, Suite,                                                             \
+      testing::Values(ops::CudaAttendPath::kLatent, ops::CudaAttendPath::kLatentMma), \
+      name_of_latent_path)
 
 }  // namespace kvx::tests

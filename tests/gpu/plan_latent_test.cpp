@@ -17,6 +17,8 @@ WorkTilePlan plan_for(int num_sequences, int64_t tokens, int num_heads, int wind
   args.num_sequences = num_sequences;
   args.window = window;
   WorkTilePlan plan;
+  plan.latent.rows = kLatentRows;
+  plan.latent.step_tokens = kLatentStepTokens;
   plan.num_row_tiles = static_cast<int>(ceil_div(num_heads, kLatentRows));
   ops::SplitShape shape;
   shape.num_work_tiles = int64_t{num_sequences} * plan.num_row_tiles;

@@ -44,8 +44,9 @@ Status plan_call(const CudaContext& context, const AttendArgs& args, const CudaA
   const bool is_planned = is_empty ? has_kernels(context, args, path)
                                    : cuda::plan_parts(context, args, limits, path, plan);
   if (!is_planned) {
+    const bool is_latent = path == CudaAttendPath::kLatent || path == CudaAttendPath::kLatentMma;
     const char* kernel = path == CudaAttendPath::kDecodeMma ? "decode_mma"
-                         : path == CudaAttendPath::kLatent  ? "latent"
+                         : is_latent                        ? "latent"
                                                             : "prefill";
     return unsupported("no {} kernel accepts this call (attend_has_{})", kernel, kernel);
   }

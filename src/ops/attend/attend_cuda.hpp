@@ -31,12 +31,13 @@ struct CudaAttendLimits {
 // Which kernel runs. kReference takes everything in binary32; kDecodeMma and kPrefill are the
 // tensor cores', for few and for many queries a sequence, and take what attend_has_decode_mma and
 // attend_has_prefill say; kLatent is theirs for rows that are keys and values (attend_has_latent).
-// kPrefillMma is kPrefill without wgmma, also where the code has that.
+// kPrefillMma and kLatentMma are without wgmma, also where the code has that.
 enum class CudaAttendPath : uint8_t {
   kChoose,
   kReference,
   kDecodeMma,
   kLatent,
+  kLatentMma,
   kPrefill,
   kPrefillMma
 };
@@ -47,10 +48,11 @@ enum class CudaAttendPath : uint8_t {
 // docs/cuda/decode.md names them.
 bool attend_has_decode_mma(const CudaContext& context, const AttendArgs& args);
 
-// Whether the latent kernel takes this call: rows of 576 numbers on 16 bytes, whose first 512 are
-// V, in bf16, f16, nvfp4, mxfp4, mxfp4_g16, int8 or int4 (groups of 64, f16 scales), an affine
-// format, or fp8 with one scale a head; blocks of a multiple of 16 tokens; no window's sinks,
-// full-precision window, interleaved order or transform. In code for compute capability 9.0 alone.
+// Whether a latent kernel takes this call: rows of 576 numbers on 16 bytes, whose first 512 are V,
+// in bf16, f16, nvfp4, mxfp4, mxfp4_g16, int8 or int4 (groups of 64, f16 scales), an affine format,
+// or fp8; the last 64 may be a segment in bf16 or f16; full-precision window (if any) in bf16; no
+// window's sinks, interleaved order or block offsets of K. With wgmma, in code for compute
+// capability 9.0 alone: blocks of a multiple of 16 tokens, no full-precision window or transform.
 bool attend_has_latent(const CudaContext& context, const AttendArgs& args);
 
 // Whether a prefill kernel takes this call: as above, with rows in whole copies of 16 bytes,

@@ -128,10 +128,10 @@ BalanceParams balance_of(const AttendCall& call, const RunPlan& plan) {
   const bool is_latent = plan.kind == KernelKind::kLatent;
   return {.most_work_tiles = tiles.balanced_work_tiles,
           .granule = is_latent
-                         ? kLatentStepTokens
+                         ? tiles.latent.step_tokens
                          : tiles.decode_mma.step_tokens * tiles.warps_of_cta / tiles.heads_of_cta,
           .num_row_tiles = tiles.num_row_tiles,
-          .rows_of_work_tile = is_latent ? kLatentRows : tiles.decode_mma.rows,
+          .rows_of_work_tile = is_latent ? tiles.latent.rows : tiles.decode_mma.rows,
           .of_sequences =
               reinterpret_cast<SequenceWorkTiles*>(call.workspace + plan.workspace.work_tiles_at)};
 }
@@ -181,16 +181,32 @@ cudaError_t launch_decode_mma(const AttendCall& call, const HeadRun& run, const 
   return launch_attend_decode_mma(call.context, kernel, plan.grid, tiles.warps_of_cta, params);
 }
 
+// How the last 64 numbers of a run of latent rows are stored, and where those of 16 bits lie.
+LatentRest latent_rest(const LayerView& layer, const HeadRun& run) {
+  const HeadRun* segment = second_segment(layer, run);
+  if (segment == nullptr) return LatentRest::kPacked;
+  return segment->k.spec.facts->id == format::FormatId::kBF16 ? LatentRest::kBf16
+                                                              : LatentRest::kF16;
+}
+TileRegion region_of_rest(const LayerView& layer, const HeadRun& run) {
+  if (const HeadRun* segment = second_segment(layer, run)) {
+    return tile_side(segment->k, layer.block_size, 0).codes;
+  }
+  TileRegion rest = tile_side(run.k, layer.block_size, 0).codes;
+  rest.base += kLatentValueDim * run.k.spec.facts->element_bits / 8;
+  return rest;
+}
+
 cudaError_t launch_latent(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   LatentParams params = {};
   fill(params, call, run, plan, 0, true);
   params.balance = balance_of(call, plan);
-  const LayerView& packed = call.args.packed;
-  if (const HeadRun* segment = second_segment(packed, run)) {
-    params.rest = tile_side(segment->k, packed.block_size, 0).codes;
-  } else {
-    params.rest = params.tile_k.codes;
-    params.rest.base += kLatentValueDim * run.k.spec.facts->element_bits / 8;
+  const AttendArgs& args = call.args;
+  params.rest = region_of_rest(args.packed, run);
+  params.rest_rows = latent_rest(args.packed, run);
+  if (args.num_sink_blocks) {
+    params.full_precision_rest =
+        region_of_rest(args.full_precision, args.full_precision.runs.front());
   }
   params.scale_shift = latent_scale_shift(run.k.spec);
   return launch_attend_latent(call.context, plan.work_tiles.latent, plan.grid, params);

@@ -236,11 +236,13 @@ bool choose_decode_mma(const CudaContext& context, const AttendArgs& args, int64
   return true;
 }
 
-bool choose_latent(const CudaContext& context, const AttendArgs& args, CallPlan& plan) {
+bool choose_latent(const CudaContext& context, const AttendArgs& args, CudaAttendPath path,
+                   CallPlan& plan) {
   begin_plan(args, KernelKind::kLatent, plan);
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     LatentKernel& kernel = plan.runs[i].work_tiles.latent;
-    kernel = latent_instance(context, args, args.packed.runs[i]);
+    kernel =
+        latent_instance(context, args, args.packed.runs[i], path != CudaAttendPath::kLatentMma);
     if (!kernel.function) return false;
   }
   return true;
@@ -338,7 +340,7 @@ int rows_of_work_tile(const RunPlan& plan) {
     case KernelKind::kDecodeMma:
       return plan.work_tiles.decode_mma.rows;
     case KernelKind::kLatent:
-      return kLatentRows;
+      return plan.work_tiles.latent.rows;
     case KernelKind::kPrefill:
       return kPrefillRows;
   }
@@ -482,11 +484,12 @@ int64_t max_tokens_of(const AttendArgs& args, const CudaAttendLimits& limits) {
 
 bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t num_rows,
                     CudaAttendPath path, CallPlan& plan) {
-  // Of the fast kernels, only the latent one reads rows in segments.
+  // Of the fast kernels, only the latent ones read rows in segments.
   if (args.packed.next_segment != nullptr && path != CudaAttendPath::kReference) {
-    if (path != CudaAttendPath::kChoose && path != CudaAttendPath::kLatent) return false;
-    if (choose_latent(context, args, plan)) return true;
-    if (path == CudaAttendPath::kLatent) return false;
+    const bool is_latent = path == CudaAttendPath::kLatent || path == CudaAttendPath::kLatentMma;
+    if (path != CudaAttendPath::kChoose && !is_latent) return false;
+    if (choose_latent(context, args, path, plan)) return true;
+    if (is_latent) return false;
     path = CudaAttendPath::kReference;
   }
   switch (path) {
@@ -496,12 +499,14 @@ bool choose_kernels(const CudaContext& context, const AttendArgs& args, int64_t 
     case CudaAttendPath::kDecodeMma:
       return choose_decode_mma(context, args, num_rows, plan);
     case CudaAttendPath::kLatent:
-      return choose_latent(context, args, plan);
+    case CudaAttendPath::kLatentMma:
+      return choose_latent(context, args, path, plan);
     case CudaAttendPath::kPrefill:
     case CudaAttendPath::kPrefillMma:
       return choose_prefill(context, args, engine_of(context, path), plan);
     case CudaAttendPath::kChoose:
-      if (!choose_latent(context, args, plan) && !prefers_prefill(context, args, num_rows, plan) &&
+      if (!choose_latent(context, args, path, plan) &&
+          !prefers_prefill(context, args, num_rows, plan) &&
           !choose_decode_mma(context, args, num_rows, plan)) {
         choose_reference(args, plan);
       }

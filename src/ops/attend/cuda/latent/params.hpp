@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/attend/cuda/common/params.hpp"
+#include "ops/attend/cuda/latent/launch.hpp"
 
 namespace kvx::ops::cuda {
 
@@ -10,6 +11,9 @@ struct LatentParams : DecodeMmaParams {
   // The last 64 numbers of rows whose instance copies them: a segment of its own, or the end of
   // rows of 16 bits.
   TileRegion rest;
+  // Likewise of rows in the full-precision window. It and the next are mma_sync's kernel's alone.
+  TileRegion full_precision_rest;
+  LatentRest rest_rows;
   // fp8 with scales that go into the tile: number d of a row has scale d >> scale_shift.
   int scale_shift;
 };

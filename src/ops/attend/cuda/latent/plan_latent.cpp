@@ -1,4 +1,4 @@
-// The latent kernel's calls: rows of 576 numbers, the first 512 of which are the value, in one
+// The latent kernels' calls: rows of 576 numbers, the first 512 of which are the value, in one
 // segment or in two.
 #include "ops/attend/cuda/latent/plan_latent.hpp"
 
@@ -71,15 +71,65 @@ bool can_read_scales(const SideView& rows, int block_size, int num_heads) {
   return s.block_stride >= 0 && s.block_stride <= UINT32_MAX && inside < INT32_MAX / 2;
 }
 
+bool can_copy_16_bits(const SideView& rows, int dim, int block_size, int num_heads) {
+  return rows.head_dim == dim && rows.spec.facts->element_bits == 16 &&
+         can_copy(rows, block_size, num_heads, false);
+}
+
 // Whether the numbers behind the value are a segment of 16 bits, copied as they are.
 bool can_copy_segment(const LayerView& layer, const HeadRun& run) {
   const HeadRun* segment = second_segment(layer, run);
   if (segment == nullptr || layer.next_segment->next_segment != nullptr) return false;
-  const SideView& rest = segment->k;
   return segment->first_head == run.first_head && segment->num_heads == run.num_heads &&
-         run.k.head_dim == kLatentValueDim && rest.head_dim == kLatentRestDim &&
-         rest.spec.facts->element_bits == 16 &&
-         can_copy(rest, layer.block_size, run.num_heads, false);
+         run.k.head_dim == kLatentValueDim &&
+         can_copy_16_bits(segment->k, kLatentRestDim, layer.block_size, run.num_heads);
+}
+
+// Whether the full-precision window's rows are bf16, in one segment or two, and can be copied.
+bool can_copy_window(const LayerView& window) {
+  if (window.runs.size() != 1) return false;
+  const HeadRun& run = window.runs.front();
+  if (run.k.spec.facts->id != format::FormatId::kBF16 || !is_prefix_of_k(run) ||
+      run.v.head_dim != kLatentValueDim)
+    return false;
+  const bool is_whole = window.next_segment == nullptr;
+  const int dim = is_whole ? kLatentKeyDim : kLatentValueDim;
+  if (!can_copy_16_bits(run.k, dim, window.block_size, run.num_heads)) return false;
+  return is_whole || (window.next_segment->runs.size() == 1 && can_copy_segment(window, run) &&
+                      second_segment(window, run)->k.spec == run.k.spec);
+}
+
+// Whether both kernels, but for what they say themselves, accept a run.
+bool accepts_latent_rows(const AttendArgs& args, const HeadRun& run) {
+  const bool is_plain = args.window_sinks == 0 && args.transform.k.block_offset == nullptr;
+  if (!is_plain || !is_prefix_of_k(run) || !fits_operands(run.k) ||
+      !can_copy_codes(run.k, args.packed.block_size, run.num_heads) ||
+      !can_read_scales(run.k, args.packed.block_size, run.num_heads))
+    return false;
+  return args.packed.key_dim() == kLatentKeyDim && run.v.head_dim == kLatentValueDim &&
+         (second_segment(args.packed, run) == nullptr || can_copy_segment(args.packed, run));
+}
+
+LatentFormats formats_of(const LayerView& layer, const HeadRun& run) {
+  const HeadRun* segment = second_segment(layer, run);
+  const SideView& rest = segment == nullptr ? run.k : segment->k;
+  return {
+      .id = run.k.spec.facts->id, .rest = rest.spec.facts->id, .has_segments = segment != nullptr};
+}
+
+// A producer's warp of the kernel with wgmma takes 16 tokens of one block.
+LatentKernel wgmma_instance(const CudaContext& context, const AttendArgs& args,
+                            const HeadRun& run) {
+  const bool is_accepted = device::cuda_code_version(context.device) == 90 &&
+                           args.transform.k.is_identity() && args.transform.v.is_identity() &&
+                           args.num_sink_blocks == nullptr &&
+                           args.packed.block_size % kTileTokens == 0;
+  return is_accepted ? find_latent_kernel(formats_of(args.packed, run)) : LatentKernel{};
+}
+
+LatentKernel mma_instance(const AttendArgs& args, const HeadRun& run) {
+  const bool is_accepted = args.num_sink_blocks == nullptr || can_copy_window(args.full_precision);
+  return is_accepted ? find_latent_mma_kernel(formats_of(args.packed, run)) : LatentKernel{};
 }
 
 }  // namespace
@@ -89,23 +139,12 @@ const HeadRun* second_segment(const LayerView& layer, const HeadRun& run) {
   return next == nullptr ? nullptr : &run_of_head(*next, run.first_head);
 }
 
-LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args,
-                             const HeadRun& run) {
-  const bool has_hopper_code = device::cuda_code_version(context.device) == 90;
-  const bool is_plain = args.transform.k.is_identity() && args.transform.v.is_identity() &&
-                        args.num_sink_blocks == nullptr && args.window_sinks == 0;
-  if (!has_hopper_code || !is_plain || !is_prefix_of_k(run) || !fits_operands(run.k)) return {};
-  if (args.packed.block_size % kTileTokens != 0 ||
-      !can_copy_codes(run.k, args.packed.block_size, run.num_heads) ||
-      !can_read_scales(run.k, args.packed.block_size, run.num_heads))
-    return {};
-  if (args.packed.key_dim() != kLatentKeyDim || run.v.head_dim != kLatentValueDim) return {};
-  const HeadRun* segment = second_segment(args.packed, run);
-  if (segment != nullptr && !can_copy_segment(args.packed, run)) return {};
-  const SideView& rest = segment == nullptr ? run.k : segment->k;
-  const LatentKernel kernel = find_latent_kernel({.id = run.k.spec.facts->id,
-                                                  .rest = rest.spec.facts->id,
-                                                  .has_segments = segment != nullptr});
+LatentKernel latent_instance(const CudaContext& context, const AttendArgs& args, const HeadRun& run,
+                             bool may_have_wgmma) {
+  if (!accepts_latent_rows(args, run)) return {};
+  LatentKernel kernel;
+  if (may_have_wgmma) kernel = wgmma_instance(context, args, run);
+  if (kernel.function == nullptr) kernel = mma_instance(args, run);
   return kernel.shared_bytes <= context.device.shared_bytes_per_cta ? kernel : LatentKernel{};
 }
 
@@ -117,17 +156,20 @@ int latent_scale_shift(const format::FormatSpec& spec) {
 
 void plan_latent(const CudaContext& context, const AttendArgs& args, SplitShape shape,
                  int64_t most_parts, WorkTilePlan& plan) {
+  // Tokens that a CTA could attend to in the time of its queries, first copies and outputs; and in
+  // that of a launch that merges.
+  constexpr double kOverheadTokens = 256;
+  const LatentKernel& kernel = plan.latent;
   shape.num_slots = context.device.num_multiprocessors;  // one CTA each
-  shape.granule = kLatentStepTokens;
-  // In steps of a CTA: its queries, first copies and outputs; a launch that merges.
-  shape.overhead = 2;
-  shape.merge = 2;
+  shape.granule = kernel.step_tokens;
+  shape.overhead = kOverheadTokens / kernel.step_tokens;
+  shape.merge = kOverheadTokens / kernel.step_tokens;
   plan.num_splits = plan_splits(shape).num_splits;
   constexpr int64_t kWorkTilesOfSequence = 3;
   if (args.num_sequences < 2 || args.window > 0 || shape.max_tokens < kLongSequence) return;
   const int64_t tiles_of_sequence = shape.num_work_tiles / args.num_sequences;
   const int64_t waves = ceil_div(kWorkTilesOfSequence * shape.num_work_tiles, shape.num_slots);
-  const int64_t parts_of_budget = tiles_of_sequence * kLatentRows;
+  const int64_t parts_of_budget = tiles_of_sequence * kernel.rows;
   const int64_t budget =
       std::min(waves * shape.num_slots / tiles_of_sequence, most_parts / parts_of_budget);
   if (budget >= 2 * int64_t{args.num_sequences})

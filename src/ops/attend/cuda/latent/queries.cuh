@@ -1,27 +1,16 @@
 // The latent kernel's queries on their way into shared memory, as 16-bit numbers: a row a warp.
 #pragma once
 
-#include "ops/attend/cuda/latent/fp8_scales.cuh"
+#include "ops/attend/cuda/latent/decode_chunk.cuh"
 #include "ops/attend/cuda/latent/shape.cuh"
-#include "ops/attend/cuda/prefill/shape.cuh"
 
 namespace kvx::ops::cuda {
-
-// A number is what lies in the tile times this: the head's scale, of keys and values alike.
-__device__ inline float latent_unit(const LatentParams& params, int kv_head) {
-  const TileSide& side = params.tile_k;
-  const int head = kv_head - params.first_head;
-  const float shared =
-      side.shared_scale ? side.shared_scale[head * side.shared_scale_stride] : 1.0f;
-  const float raised = has_scales_in_tile(side) ? LatentFp8Scales::kRaise : 1.0f;
-  return shared * side.tensor_scale(head) * unit_of(side) / raised;
-}
 
 // How the last 64 numbers of a row are multiplied. Beside packed rows, queries take what the rows'
 // unit is into account: in bf16, which has binary32's range, a query is the sum of two numbers.
 template <class Mma, LatentRows Rows>
-struct LatentRest {
-  static constexpr bool kIsBf16 = Rows == LatentRows::kPackedBesideBf16;
+struct LatentRestMma {
+  static constexpr bool kIsBf16 = Rows.rest == LatentRest::kBf16;
   using Type = std::conditional_t<kIsBf16, MmaBf16, Mma>;
   static constexpr int kPasses = kIsBf16 ? 2 : 1;
 };
@@ -29,7 +18,7 @@ struct LatentRest {
 template <class Mma, LatentRows Rows>
 class LatentQueries {
   using Shape = LatentShape;
-  using Rest = LatentRest<Mma, Rows>;
+  using Rest = LatentRestMma<Mma, Rows>;
   static constexpr int kChunks = kLatentKeyDim / 8;                    // of a row
   static constexpr int kChunksOfLane = (kChunks + kWarp - 1) / kWarp;  // 32 apart
   static constexpr int kWarps = Shape::kConsumers * kWarpgroup / kWarp;
@@ -173,7 +162,7 @@ class LatentQueries {
     const float sign = factor() < 0 ? -1.0f : factor() == 0 ? 0.0f : 1.0f;
     float scale = 1;
     if constexpr (Mma::kScalesQueries) {
-      const bool may_be_out_of_range = Rows == LatentRows::kPackedBesideF16;
+      const bool may_be_out_of_range = Rows.rest == LatentRest::kF16;
       if (may_be_out_of_range || params_.q.dtype != DType::kF16) scale = scale_of(eights);
     }
     const float of_values = has_empty_rows() ? 0.0f : scale;
@@ -224,8 +213,8 @@ class LatentQueries {
     float largest = 0;
 #pragma unroll
     for (int c = 0; c < kChunksOfLane; ++c) {
-      if (Rows == LatentRows::kPackedBesideBf16 && is_rest(c)) continue;
-      const bool is_in_units = Rows == LatentRows::kPackedBesideF16 && is_rest(c);
+      if (Rows.rest == LatentRest::kBf16 && is_rest(c)) continue;
+      const bool is_in_units = Rows.rest == LatentRest::kF16 && is_rest(c);
       const float by = is_in_units ? 1.0f / key_unit() : 1.0f;
       float x[8];
       widen(eights[c], x);
@@ -235,7 +224,7 @@ class LatentQueries {
     for (int other = 1; other < kWarp; other *= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, other));
     }
-    const int top = Rows == LatentRows::kPackedBesideF16 ? 14 : 0;
+    const int top = Rows.rest == LatentRest::kF16 ? 14 : 0;
     return largest > 0 && largest < INFINITY ? exp2f(static_cast<float>(top - ilogbf(largest)))
                                              : 1.0f;
   }

@@ -12,27 +12,16 @@
 #include "ops/attend/cuda/latent/instructions.cuh"
 #include "ops/attend/cuda/latent/queries.cuh"
 #include "ops/attend/cuda/latent/shape.cuh"
+#include "ops/attend/cuda/latent/work_tile.cuh"
 
 namespace kvx::ops::cuda {
 
 #ifdef KVX_HAS_WGMMA
 
-// A CTA's place in the call.
-struct LatentWorkTile {
-  int sequence;
-  SequenceShape shape;
-  int kv_head;  // of the layer
-  int first_row;
-  int num_rows;
-  int split;
-  int num_splits;
-  int64_t partial;  // of row 0, where work tiles are balanced; otherwise -1
-};
-
 template <class Mma, LatentRows Rows, int Consumer>
 class LatentConsumer {
   using Shape = LatentShape;
-  using Rest = LatentRest<Mma, Rows>;
+  using Rest = LatentRestMma<Mma, Rows>;
   static constexpr int kScores = 32;      // of a thread: two rows of a tile
   static constexpr int kSumsAtOnce = 64;  // of an instruction, 128 columns
   static constexpr int kHalves = 2;       // of the warpgroup's 256 columns
@@ -383,31 +372,15 @@ class LatentConsumer {
   // --- the end ---
 
   __device__ __forceinline__ void store_row(int row) const {
-    const LatentParams& params = walk_.params;
-    const QueryRowAt at = query_row(params, work_tile_.kv_head, work_tile_.first_row + row);
-    const int64_t token = work_tile_.shape.q_start + at.new_token;
     const Softmax2 tokens = {
         load_shared_float(ring_.maximum(0, row)),
         load_shared_float(ring_.sum(0, row)) + load_shared_float(ring_.sum(1, row))};
-    const bool is_whole = work_tile_.num_splits == 1;
-    int64_t index = 0;  // of the partial result
-    if (!is_whole) {
-      index = work_tile_.partial >= 0 ? work_tile_.partial + row
-                                      : partial_index(params, token, at.q_head, work_tile_.split);
-      if (threadIdx.x % kWarp == 0) params.partial_softmax[index] = tokens;
-    }
-    const float unit = latent_unit(params, work_tile_.kv_head);
-#pragma unroll 1
-    for (int d = static_cast<int>(threadIdx.x) % kWarp * 4; d < kLatentValueDim; d += kWarp * 4) {
+    const float unit = latent_unit(walk_.params, work_tile_.kv_head);
+    store_latent_row(walk_.params, work_tile_, row, tokens, [&](int d) -> float4 {
       const uint4 bits = load_shared_16(ring_.output(row, d));
-      const float4 sums = {__uint_as_float(bits.x) * unit, __uint_as_float(bits.y) * unit,
-                           __uint_as_float(bits.z) * unit, __uint_as_float(bits.w) * unit};
-      if (is_whole) {
-        store_output_quad(params, token, at.q_head, d, tokens, sums);
-      } else {
-        *reinterpret_cast<float4*>(params.partial_out + index * kLatentValueDim + d) = sums;
-      }
-    }
+      return {__uint_as_float(bits.x) * unit, __uint_as_float(bits.y) * unit,
+              __uint_as_float(bits.z) * unit, __uint_as_float(bits.w) * unit};
+    });
   }
 
   const LatentWalk& walk_;

@@ -16,6 +16,7 @@
 #include "ops/attend/cuda/common/wgmma.cuh"
 #include "ops/attend/cuda/latent/launch.hpp"
 #include "ops/attend/cuda/latent/params.hpp"
+#include "ops/attend/cuda/latent/shared_numbers.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -26,9 +27,14 @@ struct LatentShape {
   static constexpr int kConsumers = 2;
   static constexpr int kProducerWarps = 4;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // Of a thread; 168 of all threads together. Decoding takes more than copying.
-  static constexpr int producer_registers(bool decodes) { return decodes ? 72 : 40; }
-  static constexpr int consumer_registers(bool decodes) { return decodes ? 216 : 232; }
+  // Of a thread; 168 of all threads together. Decoding takes more than copying, and most where
+  // codes wait in registers.
+  static constexpr int producer_registers(LatentRows rows) {
+    return !decodes(rows) ? 40 : rows.bits == 8 ? 72 : 88;
+  }
+  static constexpr int consumer_registers(LatentRows rows) {
+    return (kThreads / kWarpgroup * 168 - producer_registers(rows)) / kConsumers / 8 * 8;
+  }
 
   static constexpr int kKeySlabs = kLatentKeyDim / 64;
   static constexpr int kPartSlabs = kLatentValueDim / 64 / kConsumers;
@@ -47,7 +53,7 @@ struct LatentShape {
   static constexpr int kBytes = kBarriers + 2 * 2 * kLatentParts * 8;
   static constexpr int kLowQueries = (kBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int bytes(LatentRows rows) {
-    return rows == LatentRows::kPackedBesideBf16 ? kLowQueries + kSlabBytes : kBytes;
+    return rows.rest == LatentRest::kBf16 ? kLowQueries + kSlabBytes : kBytes;
   }
   static_assert(kLatentRows * (kLatentValueDim + 8) * 4 <= 2 * kBufferBytes, "the output's place");
   static_assert(kBarriers % 8 == 0 &&
@@ -95,8 +101,7 @@ struct LatentRing {
   __device__ uint32_t missing(int buffer) const { return shared + Shape::kMissing + 4 * buffer; }
 
   __device__ void store_missing(int buffer, int warp, bool is_missing) const {
-    asm volatile("st.shared.u8 [%0], %1;" ::"r"(missing(buffer) + warp), "r"(is_missing ? 1 : 0)
-                 : "memory");
+    store_shared_bool(missing(buffer) + warp, is_missing);
   }
 
   // By one thread.
@@ -141,12 +146,5 @@ struct LatentRing {
     return filled(buffer, part) + 8 * 2 * kLatentParts;
   }
 };
-
-__device__ inline float load_shared_float(uint32_t address) {
-  return __uint_as_float(load_shared_4(address));
-}
-__device__ inline void store_shared_float(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
 
 }  // namespace kvx::ops::cuda
