@@ -455,7 +455,13 @@ enum {
    * in units of code_block_stride, and from `scales` in units of scale_block_stride, which may be
    * shorter than a block (kvx_turbomind_find_pools). The caller guarantees that the blocks which
    * its slots and tables name are blocks, apart from each other and from all rows. */
-  KVX_SIDE_SCATTERED_BLOCKS = 1 << 2
+  KVX_SIDE_SCATTERED_BLOCKS = 1 << 2,
+  /* Rows of ggml's q4_0 blocks, as llama.cpp's caches have them: [f16 scale d][16 bytes of codes],
+   * where byte j has code j in its low half and code j + 16 in its high half, and a number is (code
+   * - 8) * d. append makes d as ggml does. For INT4 with group_size 32, F16 scales and
+   * code_fragment_bytes 16, on the host; 18 bytes from block to block is what ggml has
+   * (docs/numbers.md, section 10). */
+  KVX_SIDE_Q4_0_BLOCKS = 1 << 3
 };
 
 /* K or V of a run of heads that have one format and one set of strides. Strides are bytes. The

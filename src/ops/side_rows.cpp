@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "format/q4_0.hpp"
+
 namespace kvx::ops {
 namespace {
 
@@ -42,9 +44,45 @@ void store_codes(const CodeAddress& address, const uint8_t* codes, int num_bytes
 
 namespace {
 
-// TaskGrid are put together token by token, so that the kernels see contiguous rows only.
+// Calls visit(codes, scale, index of the first number) for every q4_0 block of a token's row.
+template <class Visit>
+void for_each_q4_0_block(const SideView& side, int64_t block, int token, int head, Visit visit) {
+  uint8_t* codes = side.codes.at(block, token, head);
+  uint8_t* scale = side.scales.at(block, token, head);
+  for (int i = 0; i < side.head_dim; i += format::q4_0::kGroup) {
+    visit(codes, scale, i);
+    codes += side.codes.fragment_stride;
+    scale += side.scales.group_stride;
+  }
+}
+
+HeadCounts encode_q4_0(const SideView& side, int head, const TokenRun& tokens,
+                       const EncodeRows& rows) {
+  HeadCounts counts;
+  for (int t = 0; t < tokens.num_tokens; ++t) {
+    const float* row = rows.data + t * rows.row_stride;
+    for_each_q4_0_block(side, tokens.block, tokens.first_token + t, head,
+                        [&](uint8_t* codes, uint8_t* scale, int i) {
+                          counts.saturated += format::q4_0::encode(row + i, codes, scale);
+                        });
+  }
+  return counts;
+}
+
+void decode_q4_0(const SideView& side, int head, const TokenRun& tokens, float* rows) {
+  for (int t = 0; t < tokens.num_tokens; ++t) {
+    float* row = rows + int64_t{t} * side.head_dim;
+    for_each_q4_0_block(side, tokens.block, tokens.first_token + t, head,
+                        [row](const uint8_t* codes, const uint8_t* scale, int i) {
+                          format::q4_0::decode(codes, scale, row + i);
+                        });
+  }
+}
+
+// Fragments are put together token by token, so that the kernels see contiguous rows only.
 HeadCounts encode_and_count(const cpu::KernelTable& kernels, const SideView& side, int head,
                             const TokenRun& tokens, const EncodeRows& rows) {
+  if (has_q4_0_blocks(side)) return encode_q4_0(side, head, tokens, rows);
   const cpu::FormatKernels& format = kernels.of(side.spec);
   HeadCounts counts;
   if (!side.codes.is_fragmented()) {
@@ -95,6 +133,7 @@ HeadCounts load_counts(HeadCounts& counts) {
 
 void decode_rows(const cpu::KernelTable& kernels, const SideView& side, int head,
                  const TokenRun& tokens, format::DecodeFor purpose, float* rows) {
+  if (has_q4_0_blocks(side)) return decode_q4_0(side, head, tokens, rows);
   const cpu::FormatKernels& format = kernels.of(side.spec);
   if (!side.codes.is_fragmented()) {
     format.decode_rows(decode_params(side, head, tokens, purpose, rows));

@@ -52,6 +52,11 @@ struct EncodeRows {
   int64_t row_stride;
 };
 
+// Whether the rows are ggml's q4_0 blocks (format/q4_0.hpp).
+inline bool has_q4_0_blocks(const SideView& side) {
+  return side.is_interleaved && side.codes.is_fragmented();
+}
+
 // For rows that do not lie in fragments. head counts from the run's first head, as in SideView.
 // rows: [tokens.num_tokens, head_dim].
 inline cpu::EncodeParams encode_params(const SideView& side, int head, const TokenRun& tokens,

@@ -92,6 +92,22 @@ def llamacpp_q8_0(rows):
     return memory.reshape(-1), values
 
 
+def llamacpp_q4_0(rows):
+    """Blocks of 32 as ggml quantises them: float16 d = m / -8 of the number m with the largest
+    magnitude, the first of several, then 16 bytes of min(15, int(x / d + 8.5)): code j in the low
+    half of byte j, code j + 16 in the high half. A number is (code - 8) * d."""
+    memory, values = [], []
+    for group in rows.reshape(-1, 32).astype(np.float32):
+        largest = group[np.argmax(np.abs(group))]
+        exact = largest / np.float32(-8)
+        inverse = np.float32(1) / exact if exact else np.float32(0)
+        codes = np.minimum(15, (group * inverse + np.float32(8.5)).astype(np.int8)).astype(np.uint8)
+        d = exact.astype(np.float16)
+        memory += [np.array([d]).view(np.uint8), codes[:16] | codes[16:] << 4]
+        values.append((codes.astype(np.float32) - 8) * d.astype(np.float32))
+    return np.concatenate(memory), np.stack(values).reshape(rows.shape)
+
+
 def fp4_e2m1(codes):
     """The numbers of E2M1 codes."""
     grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

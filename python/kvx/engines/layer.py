@@ -15,6 +15,7 @@ from kvx.types import Array, ArrayT, Stream
 
 PREFIX_OF_K = 1
 SCATTERED_BLOCKS = 4
+Q4_0_BLOCKS = 8
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ a slot is stream * kv_size + place, and a table has one column.
 
 from typing import Any
 
-from kvx.engines.layer import Layer, Memory, Rows, Shape, memory_of
+from kvx.engines.layer import Q4_0_BLOCKS, Layer, Memory, Rows, Shape, memory_of
 from kvx.errors import Error, UnsupportedError
 
-_Q8_0_BLOCK = 32  # values; a block is [float16 scale][32 int8]
-_Q8_0_BYTES = 34
+_BLOCK = 32  # values of a block: [float16 scale][codes]
+_CODE_BYTES = {"q8_0": 32, "q4_0": 16}
+_FORMATS = {"q8_0": f"int8:g{_BLOCK},scale=f16", "q4_0": f"int4:g{_BLOCK},scale=f16"}
 
 
 def layer(
@@ -24,11 +25,11 @@ def layer(
     num_streams: int = 1,
     v_trans: bool = False,
 ) -> Layer:
-    """k, v: the tensors' bytes, uint8 in one dimension; type_k, type_v: f32, f16, bf16 or q8_0.
+    """The layer of K's and V's bytes, which are uint8 in one dimension.
 
-    v_trans: V is transposed, [embd, kv_size], as without flash attention
-    Raises kvx.UnsupportedError: q4_0 and others, whose order of nibbles kvx has not; a q8_0 V that
-    is transposed.
+    type_k, type_v: f32, f16, bf16, q8_0 or q4_0; q4_0 is written by ggml's own rule
+    v_trans:        V is transposed, [embd, kv_size], as without flash attention
+    Raises kvx.UnsupportedError: other types; a V in blocks that is transposed.
     """
     sides = []
     for name, array, kind in (("k", k, type_k), ("v", v, type_v)):
@@ -64,21 +65,23 @@ def _rows(
             return Rows(kind, head_dim, memory, 0, (kv_size * row, row, head_bytes))
         strides = (kv_size * row, item, head_bytes * kv_size)
         return Rows(kind, head_dim, memory, 0, strides, fragment=(item, item * kv_size))
-    if kind == "q8_0" and not transposed:
-        if head_bytes % _Q8_0_BYTES:
-            raise Error(f"{name} has {head_bytes} bytes a head; q8_0 has blocks of {_Q8_0_BYTES}")
+    if kind in _FORMATS and not transposed:
+        block_bytes = 2 + _CODE_BYTES[kind]
+        if head_bytes % block_bytes:
+            raise Error(f"{name} has {head_bytes} bytes a head; {kind} has blocks of {block_bytes}")
         strides = (kv_size * row, row, head_bytes)
         return Rows(
-            f"int8:g{_Q8_0_BLOCK},scale=f16",
-            head_bytes // _Q8_0_BYTES * _Q8_0_BLOCK,
+            _FORMATS[kind],
+            head_bytes // block_bytes * _BLOCK,
             memory,
             2,
             strides,
-            fragment=(_Q8_0_BLOCK, _Q8_0_BYTES),
+            fragment=(_CODE_BYTES[kind], block_bytes),
             scales=memory,
-            scale_strides=(*strides, _Q8_0_BYTES),
+            scale_strides=(*strides, block_bytes),
+            flags=Q4_0_BLOCKS if kind == "q4_0" else 0,
         )
     raise UnsupportedError(
         f"type_{name} is {kind!r}{', transposed' if transposed else ''}; expected f32, f16, bf16, "
-        f"or q8_0 that is not transposed"
+        f"or q8_0 or q4_0 that is not transposed"
     )

@@ -12,6 +12,7 @@
 #include "api/checks/format_spec.hpp"
 #include "api/guard.hpp"
 #include "core/checked.hpp"
+#include "format/q4_0.hpp"
 #include "ops/value_prefix.hpp"
 
 namespace kvx::boundary {
@@ -153,6 +154,36 @@ Status check_interleaved(const ops::SideView& side, const Counts& counts, const 
   return {};
 }
 
+// ggml's q4_0 blocks are int4 in another order, and the kernels of the CPU alone read fragments.
+Status check_q4_0_blocks(const ops::SideView& side, const Counts& counts, const std::string& name) {
+  const format::FormatSpec& spec = side.spec;
+  if (spec.facts->id != format::FormatId::kInt4 || spec.group_size != format::q4_0::kGroup ||
+      spec.scale_type != format::ScaleType::kF16 ||
+      spec.scale_source != format::ScaleSource::kComputed ||
+      spec.scale_choice != format::ScaleChoice::kAmax) {
+    return invalid_argument(
+        "{} has q4_0 blocks in {} with groups of {} and {} {} scales; expected int4 with groups of "
+        "{} and computed f16 scales of amax",
+        name, spec.facts->name, spec.group_size, format::name_of(spec.scale_source),
+        format::name_of(spec.scale_type), format::q4_0::kGroup);
+  }
+  if (side.head_dim % format::q4_0::kGroup != 0 ||
+      side.codes.fragment_bytes != format::q4_0::kCodeBytes) {
+    return invalid_argument(
+        "{} has q4_0 blocks, head_dim {} and code_fragment_bytes {}; expected a multiple of {} and "
+        "{}",
+        name, side.head_dim, side.codes.fragment_bytes, format::q4_0::kGroup,
+        format::q4_0::kCodeBytes);
+  }
+  if (side.feedback != nullptr) {
+    return unsupported("{} has q4_0 blocks and feedback; expected one of the two", name);
+  }
+  if (!counts.are_scales_readable) {
+    return unsupported("{} has q4_0 blocks on a GPU; expected host memory", name);
+  }
+  return {};
+}
+
 // The channels' steps and zeros, which a dual-scale format has and no other.
 Status read_channels(const kvx_side_t& side, const Counts& counts, const std::string& name,
                      std::vector<MemoryRange>& memory, ops::SideView& view) {
@@ -183,10 +214,14 @@ Status read_channels(const kvx_side_t& side, const Counts& counts, const std::st
 
 Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
                                 const std::string& name, std::vector<MemoryRange>& memory) {
-  KVX_RETURN_IF_ERROR(
-      check_flags(side, KVX_SIDE_INTERLEAVED_ORDER | KVX_SIDE_SCATTERED_BLOCKS, name));
+  constexpr uint32_t kOrders = KVX_SIDE_INTERLEAVED_ORDER | KVX_SIDE_Q4_0_BLOCKS;
+  KVX_RETURN_IF_ERROR(check_flags(side, kOrders | KVX_SIDE_SCATTERED_BLOCKS, name));
+  const bool has_q4_0_blocks = (side.flags & KVX_SIDE_Q4_0_BLOCKS) != 0;
+  if ((side.flags & kOrders) == kOrders) {
+    return invalid_argument("{}.flags has two orders of codes; expected one", name);
+  }
   ops::SideView view;
-  view.is_interleaved = (side.flags & KVX_SIDE_INTERLEAVED_ORDER) != 0;
+  view.is_interleaved = (side.flags & kOrders) != 0;
   KVX_ASSIGN_OR_RETURN(view.spec, read_format(side.spec, name + ".spec"));
   view.head_dim = static_cast<int>(std::min<uint32_t>(side.head_dim, INT32_MAX));
   KVX_RETURN_IF_ERROR(format::check_head_dim(view.spec, view.head_dim));
@@ -205,10 +240,11 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
         "scale rewrites in place",
         name);
   }
-  KVX_RETURN_IF_ERROR(check_interleaved(view, counts, name));
-  KVX_RETURN_IF_ERROR(read_channels(side, counts, name, memory, view));
   view.tensor_scales = side.tensor_scales;
   view.feedback = side.feedback;
+  KVX_RETURN_IF_ERROR(has_q4_0_blocks ? check_q4_0_blocks(view, counts, name)
+                                      : check_interleaved(view, counts, name));
+  KVX_RETURN_IF_ERROR(read_channels(side, counts, name, memory, view));
   if (view.feedback != nullptr && !view.spec.has_scale()) {
     return invalid_argument("{}.feedback is set; {} has no scales", name, view.spec.facts->name);
   }
@@ -239,7 +275,7 @@ Result<ops::SideView> read_prefix_of_k(const kvx_side_t& side, const ops::SideVi
                                        const std::string& name) {
   KVX_RETURN_IF_ERROR(check_flags(side, KVX_SIDE_PREFIX_OF_K, name));
   if (k.is_interleaved) {
-    return unsupported("{} is a prefix of K, whose codes are in interleaved order; expected none",
+    return unsupported("{} is a prefix of K, whose codes are in another order; expected none",
                        name);
   }
   kvx_side_t expected{};
@@ -273,7 +309,7 @@ Result<ops::SideView> read_rest(const kvx_side_t* caller, const ops::SideView& k
                             rest.head_dim, format::kMaxHeadDim - k.head_dim, k.head_dim);
   }
   if (k.is_interleaved || rest.is_interleaved) {
-    return unsupported("{} is set with codes in interleaved order; expected one of the two", name);
+    return unsupported("{} is set with codes in another order; expected one of the two", name);
   }
   return rest;
 }

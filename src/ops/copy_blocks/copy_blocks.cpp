@@ -66,11 +66,12 @@ struct HeadOfSide {
   }
 };
 
-// The same bytes mean the same numbers: all of the format but the encoder's choice is equal.
+// The same bytes mean the same numbers: all of the format but the encoder's choice is equal, and
+// so is the order of the codes.
 bool means_alike(const HeadOfSide& from, const HeadOfSide& to) {
   format::FormatSpec read_as = from.side.spec;
   read_as.scale_choice = to.side.spec.scale_choice;
-  return read_as == to.side.spec &&
+  return read_as == to.side.spec && from.side.is_interleaved == to.side.is_interleaved &&
          from.side.tensor_scale(from.head) == to.side.tensor_scale(to.head);
 }
 

@@ -359,5 +359,35 @@ TEST(Interleaved, AreRefusedWhereNoKernelReadsThem) {
   refused(fragments, KVX_STATUS_UNSUPPORTED, "rows in fragments");
 }
 
+TEST(Q4_0Blocks, AreRefusedWhereTheyAreNot) {
+  const Geometry geometry{2, 64, 1, 64};
+  const auto refused = [&](kvx_format_spec_t spec, uint32_t flags, uint32_t fragment_bytes,
+                           kvx_status_t status, const char* words) {
+    PagedLayer pages(geometry, spec, spec);
+    pages.k.flags = flags;
+    pages.k.code_fragment_bytes = fragment_bytes;
+    pages.k.code_fragment_stride = fragment_bytes;
+    EXPECT_EQ(append_rows(pages.layer, test_rows(1, 1, 64, 0.1f), test_rows(1, 1, 64, 0.2f), {0}),
+              status);
+    EXPECT_THAT(kvx_last_error(), HasSubstr(words));
+  };
+  kvx_format_spec_t int4 = in_page(KVX_FORMAT_INT4);
+  int4.group_size = 32;
+  int4.scale_type = KVX_SCALE_TYPE_F16;
+  constexpr uint32_t kFlag = KVX_SIDE_Q4_0_BLOCKS;
+  refused(int4, kFlag, 32, KVX_STATUS_INVALID_ARGUMENT,
+          "q4_0 blocks, head_dim 64 and code_fragment_bytes 32; expected a multiple of 32 and 16");
+  refused(int4, kFlag | KVX_SIDE_INTERLEAVED_ORDER, 16, KVX_STATUS_INVALID_ARGUMENT,
+          "two orders of codes");
+  kvx_format_spec_t other = int4;
+  other.group_size = 64;
+  refused(other, kFlag, 16, KVX_STATUS_INVALID_ARGUMENT,
+          "q4_0 blocks in int4 with groups of 64 and computed f16 scales; expected int4");
+  other = int4;
+  other.scale_type = KVX_SCALE_TYPE_F32;
+  refused(other, kFlag, 16, KVX_STATUS_INVALID_ARGUMENT, "computed f32 scales; expected int4");
+  refused(in_page(KVX_FORMAT_INT8), kFlag, 16, KVX_STATUS_INVALID_ARGUMENT, "q4_0 blocks in int8");
+}
+
 }  // namespace
 }  // namespace kvx::api_test

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kvx/engines/flashinfer.hpp"
 #include "kvx/engines/llamacpp.hpp"
 #include "kvx/engines/sglang.hpp"
@@ -174,6 +176,53 @@ TEST(EngineAdapters, ReadLlamaCppsStreams) {
   cache.kv_size = kCells;
   cache.v_trans = true;
   expect_rows(api::llamacpp::layer(cache), {0}, {0, 1, 2});
+}
+
+// Two blocks of a row by ggml's definition: code j in the low half of byte j, code j + 16 in the
+// high half, a number is (code - 8) * d.
+TEST(EngineAdapters, ReadAndWriteLlamaCppsQ4_0Blocks) {
+  constexpr int kCells = 3;
+  constexpr int kLong = 64;
+  constexpr size_t kRowBytes = kLong / 32 * 18;
+  std::vector<uint8_t> k(kCells * kHeads * kRowBytes);
+  std::vector<float> expected;
+  for (size_t block = 0; block < k.size() / 18; ++block) {
+    const bool is_negative = block % 2 == 1;
+    k[block * 18 + 1] = is_negative ? 0xB8 : 0x38;  // d is 0.5 or -0.5
+    for (size_t j = 0; j < 32; ++j) {
+      const size_t code = (block + 5 * j) % 16;
+      k[block * 18 + 2 + j % 16] |= static_cast<uint8_t>(j < 16 ? code : code << 4);
+      expected.push_back((static_cast<float>(code) - 8.0f) * (is_negative ? -0.5f : 0.5f));
+    }
+  }
+  std::vector<uint8_t> v = k;
+  api::llamacpp::Cache cache;
+  cache.k = k.data();
+  cache.v = v.data();
+  cache.type_k = cache.type_v = api::llamacpp::Type::kQ4_0;
+  cache.num_kv_heads = kHeads;
+  cache.head_dim_k = cache.head_dim_v = kLong;
+  cache.kv_size = kCells;
+  const auto layer = api::llamacpp::layer(cache);
+  ASSERT_TRUE(layer.ok()) << layer.failure().text;
+  const OneSequence sequence({0}, kCells);
+  std::vector<float> k_rows(expected.size());
+  std::vector<float> v_rows(expected.size());
+  ASSERT_EQ(gather_rows(*layer->get(), sequence, k_rows, v_rows), KVX_STATUS_OK)
+      << kvx_last_error();
+  EXPECT_EQ(k_rows, expected);
+  EXPECT_EQ(v_rows, expected);
+
+  // Every block has a code 0, so that the same numbers give the same bytes.
+  const std::vector<uint8_t> before = k;
+  std::ranges::fill(k, uint8_t{0xEE});
+  ASSERT_EQ(append_rows(*layer->get(), expected, expected, {0, 1, 2}), KVX_STATUS_OK)
+      << kvx_last_error();
+  EXPECT_EQ(k, before);
+
+  cache.v_trans = true;
+  EXPECT_THAT(api::llamacpp::layer(cache).failure().text,
+              HasSubstr("v is q4_0; expected head_dim"));
 }
 
 TEST(EngineAdapters, ReadTurboMindsBlocksByPointers) {
