@@ -1,12 +1,12 @@
 // The host's side of memory_size.hpp.
 #include "device/memory_size.hpp"
 
-#include <unistd.h>
+#include "core/os/os.hpp"
 
 namespace kvx::device {
 
 int64_t host_memory_bytes() {
-  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  return os::main_memory_bytes();
 }
 
 }  // namespace kvx::device

@@ -1,9 +1,6 @@
 // Cache files on disk: block copies, compression, and the rename that makes a file whole.
 #include "tier/cache_file.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zstd.h>
 
 #include <cerrno>
@@ -11,6 +8,7 @@
 #include <utility>
 
 #include "core/checked.hpp"
+#include "core/os/os.hpp"
 #include "core/stop.hpp"
 #include "tier/behind_links.hpp"
 #include "tier/layers/layer_file.hpp"
@@ -86,14 +84,13 @@ CacheFileWriter::CacheFileWriter(CacheFileWriter&& other) noexcept
 
 CacheFileWriter::~CacheFileWriter() {
   if (descriptor_ < 0) return;
-  close(descriptor_);
-  unlink(temporary_.c_str());
+  os::close_file(descriptor_);
+  os::remove_file(temporary_);
 }
 
 Status CacheFileWriter::write_at(int64_t offset, std::span<const uint8_t> bytes) {
   const bool is_written = transfer_all(bytes.size(), [&](size_t done) {
-    return pwrite(descriptor_, bytes.data() + done, bytes.size() - done,
-                  offset + static_cast<int64_t>(done));
+    return os::write_at(descriptor_, bytes.subspan(done), offset + static_cast<int64_t>(done));
   });
   return is_written ? Status{} : Status{file_error(path_, "cannot be written")};
 }
@@ -123,25 +120,21 @@ Status CacheFileWriter::finish(const FileIndex& index) {
   KVX_RETURN_IF_ERROR(write_at(offset_, bytes));
   const FileHeader header{offset_, static_cast<int64_t>(bytes.size()), cache::checksum(bytes)};
   KVX_RETURN_IF_ERROR(write_at(0, encode_header(header)));
-  if (fsync(descriptor_) != 0) return file_error(path_, "cannot be synced");
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
-    return file_error(path_, "cannot be replaced");
-  }
+  if (!os::sync_file(descriptor_)) return file_error(path_, "cannot be synced");
+  if (!os::rename_file(temporary_, path_)) return file_error(path_, "cannot be replaced");
   offset_ += header.index_bytes;
-  close(std::exchange(descriptor_, -1));
+  os::close_file(std::exchange(descriptor_, -1));
   return sync_folder_of(path_);
 }
 
 // ---- reading
 
 Result<CacheFileReader> CacheFileReader::open(const std::string& path) {
-  // A pipe without a writer would keep open() waiting.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int descriptor = os::open_file(path, os::Open::kRead);
   if (descriptor < 0) return file_error(path, "cannot be read");
-  struct stat facts;
-  const bool is_file = fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode);
-  CacheFileReader reader(descriptor, is_file ? facts.st_size : 0);
-  if (!is_file) return invalid_argument("'{}' is no regular file", path);
+  const os::FileFacts facts = os::facts_of(descriptor).value_or(os::FileFacts());
+  CacheFileReader reader(descriptor, facts.is_regular ? facts.bytes : 0);
+  if (!facts.is_regular) return invalid_argument("'{}' is no regular file", path);
   const auto load = [&reader]() -> Status {
     std::vector<uint8_t> bytes(
         static_cast<size_t>(std::min<int64_t>(reader.file_bytes_, kHeaderBytes)));
@@ -192,13 +185,12 @@ CacheFileReader::CacheFileReader(CacheFileReader&& other) noexcept
       stored_(std::move(other.stored_)) {}
 
 CacheFileReader::~CacheFileReader() {
-  if (descriptor_ >= 0) close(descriptor_);
+  if (descriptor_ >= 0) os::close_file(descriptor_);
 }
 
 Status CacheFileReader::read_at(int64_t offset, std::span<uint8_t> bytes) const {
   const bool is_read = transfer_all(bytes.size(), [&](size_t done) {
-    return pread(descriptor_, bytes.data() + done, bytes.size() - done,
-                 offset + static_cast<int64_t>(done));
+    return os::read_at(descriptor_, bytes.subspan(done), offset + static_cast<int64_t>(done));
   });
   if (is_read) return {};
   return invalid_argument("{} bytes at {} cannot be read", bytes.size(), offset);

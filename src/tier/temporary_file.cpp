@@ -1,12 +1,6 @@
 // Names, locks and owners of temporary files.
 #include "tier/temporary_file.hpp"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/os/os.hpp"
 #include "tier/behind_links.hpp"
 #include "tier/cache_file.hpp"
 
@@ -42,7 +37,7 @@ std::optional<int64_t> take_number(std::string_view& name) {
 
 struct ParsedName {
   std::string_view file;  // the cache file's name
-  pid_t writer = 0;
+  int64_t writer = 0;
 };
 std::optional<ParsedName> parse_name(std::string_view name) {
   if (!name.ends_with(kSuffix)) return std::nullopt;
@@ -50,32 +45,27 @@ std::optional<ParsedName> parse_name(std::string_view name) {
   const std::optional<int64_t> number = take_number(name);
   const std::optional<int64_t> writer = number ? take_number(name) : std::nullopt;
   if (!writer || *writer < 1 || *writer > INT32_MAX || name.empty()) return std::nullopt;
-  return ParsedName{name, static_cast<pid_t>(*writer)};
-}
-
-bool is_process_gone(pid_t pid) {
-  return kill(pid, 0) != 0 && errno == ESRCH;
+  return ParsedName{name, *writer};
 }
 
 // A writer of another container has another process's number or none here, but its lock is seen.
 bool is_locked(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int descriptor = os::open_file(path, os::Open::kReadWrite, os::Links::kRefuse);
   if (descriptor < 0) return true;
-  const bool is_taken = flock(descriptor, LOCK_EX | LOCK_NB) == 0;
-  close(descriptor);
+  const bool is_taken = os::try_lock_file(descriptor);
+  os::close_file(descriptor);
   return !is_taken;
 }
 
 // A writer begins with the magic bytes of a cache file, so that no other program's file is taken
 // for one of ours; a writer that was killed before has left an empty file.
 bool looks_like_ours(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int descriptor = os::open_file(path, os::Open::kRead, os::Links::kRefuse);
   if (descriptor < 0) return false;
-  struct stat facts;
   std::array<uint8_t, kFileMagic.size()> bytes;
-  const bool is_file = fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode);
-  const ssize_t num_read = is_file ? read(descriptor, bytes.data(), bytes.size()) : -1;
-  close(descriptor);
+  const std::optional<os::FileFacts> facts = os::facts_of(descriptor);
+  const int64_t num_read = facts && facts->is_regular ? os::read_at(descriptor, bytes, 0) : -1;
+  os::close_file(descriptor);
   return num_read == 0 || (num_read == std::ssize(bytes) && bytes == kFileMagic);
 }
 
@@ -84,10 +74,10 @@ bool looks_like_ours(const std::string& path) {
 bool take_over(const std::vector<std::string>& abandoned, const std::string& temporary) {
   bool is_taken = false;
   for (const std::string& path : abandoned) {
-    if (!is_taken && rename(path.c_str(), temporary.c_str()) == 0) {
+    if (!is_taken && os::rename_file(path, temporary)) {
       is_taken = true;
     } else {
-      unlink(path.c_str());
+      os::remove_file(path);
     }
   }
   return is_taken;
@@ -101,18 +91,18 @@ std::string folder_of(const fs::path& place) {
 
 Result<TemporaryFile> create_temporary(const std::string& place) {
   static std::atomic<uint64_t> num_writers{0};  // two of a process may write to one path at once
-  const std::string temporary = fmt::format("{}.{}.{}{}", place, getpid(), num_writers++, kSuffix);
+  const std::string temporary =
+      fmt::format("{}.{}.{}{}", place, os::process_id(), num_writers++, kSuffix);
   const auto abandoned =
       abandoned_temporaries(folder_of(place), fs::path(place).filename().string());
   if (abandoned.ok()) take_over(abandoned.value(), temporary);
-  const int descriptor = open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  const int descriptor = os::open_file(temporary, os::Open::kAny, os::Links::kRefuse);
   // The lock comes first: an abandoned file's bytes are dropped by who holds it.
-  if (descriptor >= 0 && flock(descriptor, LOCK_EX | LOCK_NB) == 0 &&
-      ftruncate(descriptor, 0) == 0) {
+  if (descriptor >= 0 && os::try_lock_file(descriptor) && os::resize_file(descriptor, 0)) {
     return TemporaryFile{temporary, descriptor};
   }
   const int why = errno;
-  if (descriptor >= 0) close(descriptor);
+  if (descriptor >= 0) os::close_file(descriptor);
   return invalid_argument("'{}' cannot be written: {}", place, std::strerror(why));
 }
 
@@ -126,7 +116,7 @@ Result<std::vector<std::string>> abandoned_temporaries(const std::string& folder
     const std::optional<ParsedName> parsed = parse_name(entry);
     if (!parsed || (!name.empty() && parsed->file != name)) continue;
     const std::string path = entries->path().string();
-    if (is_process_gone(parsed->writer) && looks_like_ours(path) && !is_locked(path)) {
+    if (os::is_process_gone(parsed->writer) && looks_like_ours(path) && !is_locked(path)) {
       abandoned.push_back(path);
     }
   }
@@ -147,13 +137,13 @@ Result<PruneReport> prune_temporaries(const std::string& path) {
                             is_folder ? std::string() : place.filename().string()));
   PruneReport report;
   for (const std::string& one : abandoned) {
-    struct stat facts = {};
-    if (stat(one.c_str(), &facts) != 0) continue;  // another process removed it
-    if (unlink(one.c_str()) != 0 && errno != ENOENT) {
+    const std::optional<os::FileFacts> facts = os::facts_of(one);
+    if (!facts) continue;  // another process removed it
+    if (!os::remove_file(one) && errno != ENOENT) {
       return invalid_argument("'{}' cannot be removed: {}", one, std::strerror(errno));
     }
     report.removed.push_back(one);
-    report.bytes += facts.st_size;
+    report.bytes += facts->bytes;
   }
   return report;
 }

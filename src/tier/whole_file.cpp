@@ -1,14 +1,11 @@
 // Reading and writing a file at once.
 #include "tier/whole_file.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
+#include <optional>
 
+#include "core/os/os.hpp"
 #include "tier/behind_links.hpp"
 #include "tier/temporary_file.hpp"
 #include "tier/whole_transfer.hpp"
@@ -23,18 +20,18 @@ class Writing {
   Writing(const Writing&) = delete;
   Writing& operator=(const Writing&) = delete;
   ~Writing() {
-    close(file_.descriptor);
-    if (!is_renamed_) unlink(file_.path.c_str());
+    os::close_file(file_.descriptor);
+    if (!is_renamed_) os::remove_file(file_.path);
   }
 
   bool write(std::span<const uint8_t> bytes) const {
     return transfer_all(bytes.size(), [&](size_t done) {
-      return ::write(file_.descriptor, bytes.data() + done, bytes.size() - done);
+      return os::write_at(file_.descriptor, bytes.subspan(done), static_cast<int64_t>(done));
     });
   }
-  bool sync() const { return fsync(file_.descriptor) == 0; }
+  bool sync() const { return os::sync_file(file_.descriptor); }
   bool rename_to(const std::string& place) {
-    is_renamed_ = ::rename(file_.path.c_str(), place.c_str()) == 0;
+    is_renamed_ = os::rename_file(file_.path, place);
     return is_renamed_;
   }
 
@@ -52,41 +49,34 @@ Error file_error(const std::string& path, std::string_view what) {
 Status sync_folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return file_error(folder, "cannot be opened");
-  const bool is_synced = fsync(descriptor) == 0;
-  const Error error = file_error(folder, "cannot be synced");
-  close(descriptor);
-  return is_synced ? Status{} : Status{error};
+  if (os::sync_folder(folder)) return {};
+  return file_error(folder, "cannot be synced");
 }
 
 Status check_place(const std::string& path) {
-  struct stat facts;
-  const bool exists = stat(path.c_str(), &facts) == 0;
-  if (!exists && errno == ELOOP) return file_error(path, "cannot be written");
-  if (exists && !S_ISREG(facts.st_mode)) return invalid_argument("'{}' is no regular file", path);
+  const std::optional<os::FileFacts> facts = os::facts_of(path);
+  if (!facts && errno == ELOOP) return file_error(path, "cannot be written");
+  if (facts && !facts->is_regular) return invalid_argument("'{}' is no regular file", path);
   return {};
 }
 
 Result<std::vector<uint8_t>> read_whole_file(const std::string& path, int64_t most_bytes) {
-  // A pipe without a writer would keep open() waiting.
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int descriptor = os::open_file(path, os::Open::kRead);
   if (descriptor < 0) return file_error(path, "cannot be read");
-  struct stat facts;
-  const bool is_file = fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode);
+  const os::FileFacts facts = os::facts_of(descriptor).value_or(os::FileFacts());
   std::vector<uint8_t> bytes;
   bool is_read = false;
-  if (is_file && facts.st_size <= most_bytes) {
-    bytes.resize(static_cast<size_t>(facts.st_size));
+  if (facts.is_regular && facts.bytes <= most_bytes) {
+    bytes.resize(static_cast<size_t>(facts.bytes));
     is_read = transfer_all(bytes.size(), [&](size_t done) {
-      return read(descriptor, bytes.data() + done, bytes.size() - done);
+      return os::read_at(descriptor, std::span(bytes).subspan(done), static_cast<int64_t>(done));
     });
   }
   const Error error = file_error(path, "cannot be read");
-  close(descriptor);
-  if (!is_file) return invalid_argument("'{}' is no regular file", path);
-  if (facts.st_size > most_bytes) {
-    return invalid_argument("'{}' has {} bytes; expected at most {}", path, facts.st_size,
+  os::close_file(descriptor);
+  if (!facts.is_regular) return invalid_argument("'{}' is no regular file", path);
+  if (facts.bytes > most_bytes) {
+    return invalid_argument("'{}' has {} bytes; expected at most {}", path, facts.bytes,
                             most_bytes);
   }
   if (!is_read) return error;

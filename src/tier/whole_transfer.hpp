@@ -1,10 +1,9 @@
 // transfer_all: reads and writes of files that go through as a whole.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 
 namespace kvx::tier {
 
@@ -15,7 +14,7 @@ bool transfer_all(size_t num_bytes, const Call& call) {
   size_t done = 0;
   while (done < num_bytes) {
     errno = 0;
-    const ssize_t moved = call(done);
+    const int64_t moved = call(done);
     if (moved < 0 && errno == EINTR) continue;
     if (moved <= 0) return false;
     done += static_cast<size_t>(moved);

@@ -3,13 +3,11 @@
 // gets a record of its own.
 #include "transfer/folder_server.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "core/os/os.hpp"
 #include "tier/whole_transfer.hpp"
 #include "transfer/layer_fetch.hpp"
 #include "transfer/open_component.hpp"
@@ -32,18 +30,16 @@ Answer refused(std::string text) {
 
 class ReadFile {
  public:
-  explicit ReadFile(const std::string& path)
-      : descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+  explicit ReadFile(const std::string& path) : descriptor_(os::open_file(path, os::Open::kRead)) {}
   ReadFile(const ReadFile&) = delete;
   ReadFile& operator=(const ReadFile&) = delete;
   ~ReadFile() {
-    if (descriptor_ >= 0) close(descriptor_);
+    if (descriptor_ >= 0) os::close_file(descriptor_);
   }
   bool is_open() const { return descriptor_ >= 0; }
   bool read(int64_t offset, std::span<uint8_t> bytes) const {
     return tier::transfer_all(bytes.size(), [&](size_t done) {
-      return pread(descriptor_, bytes.data() + done, bytes.size() - done,
-                   offset + static_cast<int64_t>(done));
+      return os::read_at(descriptor_, bytes.subspan(done), offset + static_cast<int64_t>(done));
     });
   }
 

@@ -2,15 +2,13 @@
 // when the one before it has come.
 #include "transfer/layer_fetch.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "core/os/os.hpp"
 #include "core/random_id.hpp"
 #include "kv/files/fingerprint.hpp"
 #include "tier/layers/layer_file.hpp"
@@ -35,7 +33,7 @@ class Fetch {
   Fetch& operator=(const Fetch&) = delete;
   ~Fetch() {
     for (const File& file : files_) {
-      if (!file.is_done && !file.temporary.empty()) unlink(file.temporary.c_str());
+      if (!file.is_done && !file.temporary.empty()) os::remove_file(file.temporary);
     }
   }
 
@@ -163,7 +161,7 @@ class Fetch {
     last_came_ = Clock::now();
     if (file.num_records <= file.head.index.kinds.size()) return;
     const std::string path = path_of(i);
-    if (std::rename(file.temporary.c_str(), path.c_str()) != 0) {
+    if (!os::rename_file(file.temporary, path)) {
       failure_ = tier::file_error(path, "cannot be written");
       return;
     }

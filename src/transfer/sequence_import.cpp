@@ -1,8 +1,6 @@
 // import_sequence: asks for parts, several at a time, and asks again for what does not come.
 #include "transfer/sequence_import.hpp"
 
-#include <unistd.h>
-
 #include <map>
 #include <optional>
 

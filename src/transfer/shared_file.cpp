@@ -1,19 +1,17 @@
 // SharedFile: names are random, so that processes do not meet.
 #include "transfer/shared_file.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 
+#include "core/os/os.hpp"
 #include "core/random_id.hpp"
 
 namespace kvx::transfer {
 
 Result<SharedFile> SharedFile::create() {
-  return SharedFile(fmt::format("/dev/shm/kvx-{}-{:016x}", getpid(), random_id()));
+  return SharedFile(
+      fmt::format("{}/kvx-{}-{:016x}", os::shared_memory_folder(), os::process_id(), random_id()));
 }
 
 SharedFile::SharedFile(SharedFile&& other) noexcept
@@ -22,31 +20,30 @@ SharedFile::SharedFile(SharedFile&& other) noexcept
 }
 
 SharedFile::~SharedFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-  if (!path_.empty()) unlink(path_.c_str());
+  if (descriptor_ >= 0) os::close_file(descriptor_);
+  if (!path_.empty()) os::remove_file(path_);
 }
 
 Status SharedFile::open_written() {
-  descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  descriptor_ = os::open_file(path_, os::Open::kRead);
   if (descriptor_ >= 0) return {};
   return internal_error("'{}' cannot be opened ({})", path_, std::strerror(errno));
 }
 
 Status SharedFile::open_empty() {
-  descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  descriptor_ = os::open_file(path_, os::Open::kNew);
   if (descriptor_ >= 0) return {};
   return invalid_argument("'{}' cannot be made ({}); expected shared memory that may be written",
                           path_, std::strerror(errno));
 }
 
 int64_t SharedFile::bytes() const {
-  struct stat facts = {};
-  return fstat(descriptor_, &facts) == 0 ? facts.st_size : 0;
+  return os::facts_of(descriptor_).value_or(os::FileFacts()).bytes;
 }
 
 Status SharedFile::read_at(int64_t offset, std::span<uint8_t> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t count = pread(descriptor_, bytes.data(), bytes.size(), offset);
+    const int64_t count = os::read_at(descriptor_, bytes, offset);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return internal_error("'{}' ends before byte {}", path_, offset);
     bytes = bytes.subspan(static_cast<size_t>(count));
@@ -57,7 +54,7 @@ Status SharedFile::read_at(int64_t offset, std::span<uint8_t> bytes) const {
 
 Status SharedFile::write_at(int64_t offset, std::span<const uint8_t> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t count = pwrite(descriptor_, bytes.data(), bytes.size(), offset);
+    const int64_t count = os::write_at(descriptor_, bytes, offset);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       return out_of_range("'{}' has no room for byte {} ({}); expected more shared memory", path_,

@@ -1,10 +1,10 @@
 // Resolves "tuned:FILE" to a recipe, its overrides and its tables.
 #include "tune/tuned_recipe.hpp"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <mutex>
+
+#include "core/os/os.hpp"
 
 namespace kvx::tune {
 namespace {
@@ -14,26 +14,19 @@ namespace {
 struct LastFile {
   std::mutex mutex;
   std::string path;
-  struct stat facts = {};
+  os::FileIdentity identity;
   std::shared_ptr<const TuneFile> file;
 };
-
-bool is_same(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size &&
-         a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec &&
-         a.st_ctim.tv_sec == b.st_ctim.tv_sec && a.st_ctim.tv_nsec == b.st_ctim.tv_nsec;
-}
 
 Result<std::shared_ptr<const TuneFile>> read_once(const std::string& path) {
   static auto* const last = new LastFile;  // threads may still call when static objects are not
   const std::lock_guard lock(last->mutex);
-  struct stat facts = {};
-  const bool exists = stat(path.c_str(), &facts) == 0;
-  if (exists && last->file && last->path == path && is_same(facts, last->facts)) return last->file;
+  const std::optional<os::FileIdentity> found = os::identity_of(path);
+  if (found && last->file && last->path == path && *found == last->identity) return last->file;
   KVX_ASSIGN_OR_RETURN(TuneFile file, read_tune_file(path));
   last->file = std::make_shared<const TuneFile>(std::move(file));
   last->path = path;
-  last->facts = facts;
+  last->identity = found.value_or(os::FileIdentity());
   return last->file;
 }
 

@@ -6,6 +6,7 @@ Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
        ./dev test --arm [REGEX]
+       ./dev test --windows [REGEX]
        ./dev test --hf | --vllm | --lmdeploy | --torch | --mooncake | --oldest |
                   --python-asan
 
@@ -16,6 +17,8 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --arm       only the unit tests, or those whose binary's name matches, built for 64-bit Arm and
               run under qemu-user on the processor that KVX_ARM_CPU names (default max): the cross
               compiler, the emulator and Arm's libraries are fetched first, 250 MB
+  --windows   only whether MinGW's compiler parses the library's sources, or those whose path
+              matches; nothing is linked or run (docs/windows.md)
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
@@ -46,6 +49,11 @@ cmd_test() {
       --arm)
         (($# <= 2)) || bad_usage test "--arm takes at most one name"
         test_arm "${2:-}"
+        return
+        ;;
+      --windows)
+        (($# <= 2)) || bad_usage test "--windows takes at most one pattern"
+        test_windows "${2:-}"
         return
         ;;
       --preset | -R | -L)

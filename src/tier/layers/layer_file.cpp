@@ -1,14 +1,11 @@
 // Layer files: heads, records, and how they come into a file.
 #include "tier/layers/layer_file.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "core/checked.hpp"
+#include "core/os/os.hpp"
 #include "core/random_id.hpp"
 #include "tier/whole_file.hpp"
 #include "tier/whole_transfer.hpp"
@@ -38,21 +35,19 @@ T get(std::span<const uint8_t> from, size_t at) {
 // A file that is open as long as this lives.
 class OpenFile {
  public:
-  OpenFile(const std::string& path, int flags)
-      : descriptor_(open(path.c_str(), flags | O_CLOEXEC, S_IRUSR | S_IWUSR)) {}
+  OpenFile(const std::string& path, os::Open how) : descriptor_(os::open_file(path, how)) {}
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
   ~OpenFile() {
-    if (descriptor_ >= 0) close(descriptor_);
+    if (descriptor_ >= 0) os::close_file(descriptor_);
   }
   bool is_open() const { return descriptor_ >= 0; }
   bool write(int64_t offset, std::span<const uint8_t> bytes) const {
     return transfer_all(bytes.size(), [&](size_t done) {
-      return pwrite(descriptor_, bytes.data() + done, bytes.size() - done,
-                    offset + static_cast<int64_t>(done));
+      return os::write_at(descriptor_, bytes.subspan(done), offset + static_cast<int64_t>(done));
     });
   }
-  bool grow_to(int64_t bytes) const { return ftruncate(descriptor_, bytes) == 0; }
+  bool grow_to(int64_t bytes) const { return os::resize_file(descriptor_, bytes); }
 
  private:
   int descriptor_;
@@ -212,23 +207,23 @@ Result<std::optional<cache::ContentHash>> parse_record_header(std::span<const ui
 Status create_layer_file(const std::string& path, const LayerHead& head) {
   const std::string temporary = fmt::format("{}.{:016x}.new", path, random_id());
   {
-    const OpenFile file(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    const OpenFile file(temporary, os::Open::kNew);
     if (!file.is_open()) return file_error(path, "cannot be written");
     if (!file.grow_to(head.file_bytes) || !file.write(0, encode_layer_head(head))) {
       const Error error = file_error(path, "cannot be written");
-      unlink(temporary.c_str());
+      os::remove_file(temporary);
       return error;
     }
   }
-  if (std::rename(temporary.c_str(), path.c_str()) == 0) return {};
+  if (os::rename_file(temporary, path)) return {};
   const Error error = file_error(path, "cannot be replaced");
-  unlink(temporary.c_str());
+  os::remove_file(temporary);
   return error;
 }
 
 Status write_record(const std::string& path, const StoredBlockCopy& place,
                     std::span<const uint8_t> page) {
-  const OpenFile file(path, O_WRONLY);
+  const OpenFile file(path, os::Open::kWrite);
   if (!file.is_open()) return file_error(path, "cannot be written");
   const RecordHeader header = encode_record_header(place, cache::checksum(page));
   if (file.write(place.offset, page) && file.write(place.offset - kRecordHeaderBytes, header)) {

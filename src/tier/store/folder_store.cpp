@@ -4,10 +4,6 @@
 //   FOLDER/kvx1/tenant/scope/ab/ab...-0p    key kvx1/tenant/scope/ab...-0p
 //   FOLDER/.incoming/WRITER-NUMBER          values on their way; what a killed process left of them
 //                                           is removed an hour later by whoever opens the folder
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -15,6 +11,7 @@
 #include <filesystem>
 
 #include "core/log.hpp"
+#include "core/os/os.hpp"
 #include "core/random_id.hpp"
 #include "tier/store/remote_store.hpp"
 #include "tier/whole_transfer.hpp"
@@ -26,16 +23,12 @@ namespace fs = std::filesystem;
 
 constexpr auto kMostAgeOfIncoming = std::chrono::hours(1);
 
-bool is_no_room(int error) {
-  return error == ENOSPC || error == EDQUOT || error == EFBIG;
-}
-
 // Closes itself.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
   ~Descriptor() {
-    if (number_ >= 0) close(number_);
+    if (number_ >= 0) os::close_file(number_);
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
@@ -53,13 +46,13 @@ class FolderStore final : public RemoteStore {
     std::error_code problem;
     fs::create_directories(incoming(), problem);
     const std::string probe = next_incoming();
-    const int number = open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const int number = os::open_file(probe, os::Open::kNew);
     if (number < 0) {
       return invalid_argument("'{}' takes no files ({}); expected a folder that may be written",
                               folder_.string(), std::strerror(errno));
     }
-    close(number);
-    unlink(probe.c_str());
+    os::close_file(number);
+    os::remove_file(probe);
     remove_old_incoming();
     return {};
   }
@@ -82,7 +75,7 @@ class FolderStore final : public RemoteStore {
 
   Status exists(std::span<const std::string> keys, std::span<uint8_t> has) override {
     for (size_t i = 0; i < keys.size(); ++i) {
-      has[i] = access(path_of(keys[i]).c_str(), F_OK) == 0 ? 1 : 0;
+      has[i] = os::facts_of(path_of(keys[i]).string()) ? 1 : 0;
       if (has[i] == 0 && errno != ENOENT) return failed("looked up");
     }
     return {};
@@ -90,7 +83,7 @@ class FolderStore final : public RemoteStore {
 
   Status remove(std::span<const std::string> keys) override {
     for (const std::string& key : keys) {
-      if (unlink(path_of(key).c_str()) != 0 && errno != ENOENT) return failed("removed");
+      if (!os::remove_file(path_of(key).string()) && errno != ENOENT) return failed("removed");
     }
     return {};
   }
@@ -106,7 +99,8 @@ class FolderStore final : public RemoteStore {
  private:
   fs::path incoming() const { return folder_ / ".incoming"; }
   std::string next_incoming() {
-    return incoming() / fmt::format("{:016x}-{}", writer_, num_incoming_.fetch_add(1));
+    const std::string name = fmt::format("{:016x}-{}", writer_, num_incoming_.fetch_add(1));
+    return (incoming() / name).string();
   }
   Error failed(std::string_view what) const {
     return internal_error("a file in '{}' could not be {}: {}", folder_.string(), what,
@@ -125,36 +119,37 @@ class FolderStore final : public RemoteStore {
     fs::create_directories(path.parent_path(), problem);
     const std::string temporary = next_incoming();
     const Status written = write_whole(temporary, value);
-    if (written.ok() && rename(temporary.c_str(), path.c_str()) == 0) return true;
+    if (written.ok() && os::rename_file(temporary, path.string())) return true;
     const int error = errno;
-    unlink(temporary.c_str());
+    os::remove_file(temporary);
     errno = error;
-    if (is_no_room(error)) return false;
+    if (os::is_no_room(error)) return false;
     return failed("written");
   }
 
   Status write_whole(const std::string& path, std::span<const uint8_t> value) const {
-    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    const Descriptor file(os::open_file(path, os::Open::kNew));
     if (file.number() < 0) return failed("made");
     const bool is_written = transfer_all(value.size(), [&](size_t done) {
-      return ::write(file.number(), value.data() + done, value.size() - done);
+      return os::write_at(file.number(), value.subspan(done), static_cast<int64_t>(done));
     });
     return is_written ? Status{} : Status{failed("written")};
   }
 
   // -1: there is none that fits.
   Result<int64_t> read(const fs::path& path, std::span<uint8_t> buffer) const {
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const Descriptor file(os::open_file(path.string(), os::Open::kRead));
     if (file.number() < 0) {
       if (errno == ENOENT) return int64_t{-1};
       return failed("opened");
     }
-    struct stat facts;
-    if (fstat(file.number(), &facts) != 0) return failed("read");
-    if (!S_ISREG(facts.st_mode) || facts.st_size > std::ssize(buffer)) return int64_t{-1};
-    const auto bytes = static_cast<size_t>(facts.st_size);
+    const std::optional<os::FileFacts> facts = os::facts_of(file.number());
+    if (!facts) return failed("read");
+    if (!facts->is_regular || facts->bytes > std::ssize(buffer)) return int64_t{-1};
+    const auto bytes = static_cast<size_t>(facts->bytes);
     const bool is_read = transfer_all(bytes, [&](size_t done) {
-      return ::read(file.number(), buffer.data() + done, bytes - done);
+      return os::read_at(file.number(), buffer.subspan(done, bytes - done),
+                         static_cast<int64_t>(done));
     });
     if (!is_read) return failed("read");
     return static_cast<int64_t>(bytes);

@@ -1,57 +1,15 @@
-// NetStream: sockets that do not block, poll() up to the deadline, and OpenSSL over them.
+// NetStream: sockets that do not block, and OpenSSL over them.
 #include "tier/store/net_stream.hpp"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/tcp.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include "tier/store/socket/socket.hpp"
 
 namespace kvx::tier {
 namespace {
-
-Error timed_out() {
-  return internal_error("the store has not answered in time");
-}
-
-// Until the socket takes or has bytes.
-Status wait_for(int socket, short events, Deadline deadline) {
-  while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return timed_out();
-    pollfd one{socket, events, 0};
-    const int num_ready =
-        poll(&one, 1, static_cast<int>(std::min<int64_t>(left.count() + 1, 1 << 30)));
-    if (num_ready > 0) return {};
-    if (num_ready < 0 && errno != EINTR) {
-      return internal_error("the connection to the store is gone: {}", std::strerror(errno));
-    }
-  }
-}
-
-class Socket {
- public:
-  explicit Socket(int number) : number_(number) {}
-  Socket(Socket&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Socket& operator=(Socket&&) = delete;
-  ~Socket() {
-    if (number_ >= 0) close(number_);
-  }
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 class PlainStream : public NetStream {
  public:
@@ -59,11 +17,11 @@ class PlainStream : public NetStream {
 
   Status write(std::span<const uint8_t> bytes, Deadline deadline) override {
     while (!bytes.empty()) {
-      const ssize_t done = send(socket(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (done > 0) {
-        bytes = bytes.subspan(static_cast<size_t>(done));
+      const Socket::Moved moved = socket_.send(bytes);
+      if (moved.outcome == Socket::Outcome::kDone) {
+        bytes = bytes.subspan(moved.bytes);
       } else {
-        KVX_RETURN_IF_ERROR(wait_after(done, POLLOUT, deadline));
+        KVX_RETURN_IF_ERROR(wait_after(moved, Socket::Wish::kSend, deadline));
       }
     }
     return {};
@@ -71,21 +29,20 @@ class PlainStream : public NetStream {
 
   Result<size_t> read_some(std::span<uint8_t> bytes, Deadline deadline) override {
     while (true) {
-      const ssize_t done = recv(socket(), bytes.data(), bytes.size(), 0);
-      if (done > 0) return static_cast<size_t>(done);
-      KVX_RETURN_IF_ERROR(wait_after(done, POLLIN, deadline));
+      const Socket::Moved moved = socket_.receive(bytes);
+      if (moved.outcome == Socket::Outcome::kDone) return moved.bytes;
+      KVX_RETURN_IF_ERROR(wait_after(moved, Socket::Wish::kReceive, deadline));
     }
   }
 
  protected:
-  int socket() const { return socket_.number(); }
+  const Socket& socket() const { return socket_; }
 
  private:
-  Status wait_after(ssize_t done, short events, Deadline deadline) const {
-    if (done == 0) return internal_error("the store has closed the connection");
-    if (errno == EINTR) return {};
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_for(socket(), events, deadline);
-    return internal_error("the connection to the store is gone: {}", std::strerror(errno));
+  Status wait_after(const Socket::Moved& moved, Socket::Wish wish, Deadline deadline) const {
+    if (moved.outcome == Socket::Outcome::kLater) return socket_.wait(wish, deadline);
+    if (moved.outcome == Socket::Outcome::kFailed) return Socket::problem();
+    return internal_error("the store has closed the connection");
   }
 
   Socket socket_;
@@ -97,26 +54,32 @@ struct FreeSsl {
 };
 
 // OpenSSL's own socket BIO would raise SIGPIPE when the other side has gone.
-int socket_of(BIO* bio) {
-  return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+const Socket& socket_of(BIO* bio) {
+  return *static_cast<const Socket*>(BIO_get_data(bio));
+}
+int result_of(const Socket::Moved& moved) {
+  if (moved.outcome == Socket::Outcome::kDone) return static_cast<int>(moved.bytes);
+  return moved.outcome == Socket::Outcome::kClosed ? 0 : -1;
 }
 int write_to_socket(BIO* bio, const char* bytes, int count) {
-  const ssize_t done = send(socket_of(bio), bytes, static_cast<size_t>(count), MSG_NOSIGNAL);
+  const Socket::Moved moved =
+      socket_of(bio).send({reinterpret_cast<const uint8_t*>(bytes), static_cast<size_t>(count)});
   BIO_clear_retry_flags(bio);
-  if (done < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_write(bio);
-  return static_cast<int>(done);
+  if (moved.outcome == Socket::Outcome::kLater) BIO_set_retry_write(bio);
+  return result_of(moved);
 }
 int read_from_socket(BIO* bio, char* bytes, int count) {
-  const ssize_t done = recv(socket_of(bio), bytes, static_cast<size_t>(count), 0);
+  const Socket::Moved moved =
+      socket_of(bio).receive({reinterpret_cast<uint8_t*>(bytes), static_cast<size_t>(count)});
   BIO_clear_retry_flags(bio);
-  if (done < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
-  return static_cast<int>(done);
+  if (moved.outcome == Socket::Outcome::kLater) BIO_set_retry_read(bio);
+  return result_of(moved);
 }
 long control_socket(BIO*, int command, long, void*) {
   return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-BIO* bio_of(int socket) {
+BIO* bio_of(const Socket& socket) {
   static BIO_METHOD* const method = [] {
     BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "kvx socket");
     BIO_meth_set_write(made, write_to_socket);
@@ -125,7 +88,7 @@ BIO* bio_of(int socket) {
     return made;
   }();
   BIO* const bio = BIO_new(method);
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(socket)));
+  BIO_set_data(bio, const_cast<Socket*>(&socket));
   BIO_set_init(bio, 1);
   return bio;
 }
@@ -182,9 +145,9 @@ class TlsStream final : public PlainStream {
   Status wait_after(int done, Deadline deadline) {
     switch (SSL_get_error(ssl_.get(), done)) {
       case SSL_ERROR_WANT_READ:
-        return wait_for(socket(), POLLIN, deadline);
+        return socket().wait(Socket::Wish::kReceive, deadline);
       case SSL_ERROR_WANT_WRITE:
-        return wait_for(socket(), POLLOUT, deadline);
+        return socket().wait(Socket::Wish::kSend, deadline);
       default:
         return internal_error("TLS with the store has failed: {}", ssl_problem());
     }
@@ -193,44 +156,6 @@ class TlsStream final : public PlainStream {
   std::unique_ptr<SSL_CTX, FreeSsl> context_;
   std::unique_ptr<SSL, FreeSsl> ssl_;
 };
-
-struct FreeAddresses {
-  void operator()(addrinfo* first) const { freeaddrinfo(first); }
-};
-
-Result<Socket> connect_to(const addrinfo& to, Deadline deadline) {
-  Socket socket(::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket.number() < 0) return internal_error("no socket: {}", std::strerror(errno));
-  if (connect(socket.number(), to.ai_addr, to.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS) return internal_error("no connection: {}", std::strerror(errno));
-    KVX_RETURN_IF_ERROR(wait_for(socket.number(), POLLOUT, deadline));
-    int problem = 0;
-    socklen_t bytes = sizeof problem;
-    getsockopt(socket.number(), SOL_SOCKET, SO_ERROR, &problem, &bytes);
-    if (problem != 0) return internal_error("no connection: {}", std::strerror(problem));
-  }
-  const int yes = 1;
-  setsockopt(socket.number(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  return socket;
-}
-
-Result<Socket> connect_any(const NetAddress& address, Deadline deadline) {
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int problem = getaddrinfo(address.host.c_str(), address.port.c_str(), &wanted, &found);
-  if (problem != 0) {
-    return internal_error("no host '{}': {}", address.host, gai_strerror(problem));
-  }
-  const std::unique_ptr<addrinfo, FreeAddresses> all(found);
-  Error last = internal_error("no address");
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    Result<Socket> socket = connect_to(*one, deadline);
-    if (socket.ok()) return socket;
-    last = socket.error();
-  }
-  return last;
-}
 
 // The certificate must be this host's: of its name, or of its address.
 bool expect_host(SSL* ssl, const std::string& host) {
@@ -266,7 +191,7 @@ Result<std::unique_ptr<NetStream>> begin_tls(const NetAddress& address, Socket s
 
 Result<std::unique_ptr<NetStream>> NetStream::connect(const NetAddress& address,
                                                       Deadline deadline) {
-  KVX_ASSIGN_OR_RETURN(Socket socket, connect_any(address, deadline));
+  KVX_ASSIGN_OR_RETURN(Socket socket, Socket::connect(address, deadline));
   if (address.has_tls) return begin_tls(address, std::move(socket), deadline);
   return std::unique_ptr<NetStream>(std::make_unique<PlainStream>(std::move(socket)));
 }
