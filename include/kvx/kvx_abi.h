@@ -551,9 +551,9 @@ typedef struct kvx_layer_t {
    * out of range, and of non-finite inputs as in kvx_append. Every call adds to them. Null: nothing
    * is counted. */
   uint64_t* counters;
-  /* The scales of a `cache` whose K or V is F8, as in kvx_write_desc_t: F32, in the cache's memory.
+  /* The scales of a `cache` whose K or V is F8, as in kvx_write_desc_t, in the cache's memory.
    * append reads them, as kvx_write_kv does, and writes the same bytes. Null: that side is no F8.
-   * UNSUPPORTED: F16 and BF16 scales. */
+   * UNSUPPORTED: F16 and BF16 ones on a GPU. */
   const kvx_scale_desc_t* k_scale;
   const kvx_scale_desc_t* v_scale;
 } kvx_layer_t;

@@ -32,9 +32,35 @@ Result<format::FormatSpec> format_of_element(Element element) {
   return format::make_spec(FormatId::kF32);
 }
 
-// Sets the scales of an F8 side. desc: the layer's k_scale or v_scale.
+// The verbs read F32: other scales become that, in `converted`. Scales that blocks or heads share
+// stay shared.
+void convert_scales(const ScaleView& scales, const CacheView& cache, std::vector<float>& converted,
+                    ops::SideView& view) {
+  const int64_t num_blocks = scales.block_stride == 0 ? 1 : cache.num_blocks;
+  const int64_t num_heads = scales.head_stride == 0 ? 1 : cache.num_heads;
+  converted.resize(static_cast<size_t>(num_blocks * num_heads));
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    for (int64_t head = 0; head < num_heads; ++head) {
+      converted[static_cast<size_t>(block * num_heads + head)] = scales.at(block, head);
+    }
+  }
+  constexpr int64_t kBytes = sizeof(float);
+  view.scales = {reinterpret_cast<uint8_t*>(converted.data()),
+                 scales.block_stride == 0 ? 0 : num_heads * kBytes, 0,
+                 scales.head_stride == 0 ? 0 : kBytes, 0};
+}
+
+// The bytes from the first scale to the end of the last.
+MemoryRange range_of_scales(const ScaleView& scales, const CacheView& cache) {
+  const int64_t last =
+      (cache.num_blocks - 1) * scales.block_stride + (cache.num_heads - 1) * scales.head_stride;
+  return {scales.data, last + bytes_of(scales.dtype)};
+}
+
+// Sets the scales of an F8 side. desc: the layer's k_scale or v_scale; side: K 0, V 1.
 Status read_cache_scales(const kvx_scale_desc_t* desc, const CacheView& cache,
-                         const std::string& name, ops::SideView& view) {
+                         const std::string& name, size_t side, ops::SideView& view,
+                         LayerOfCaller& result) {
   if (!view.spec.has_scale()) {
     if (desc == nullptr) return {};
     return invalid_argument("{} is set; its side of the cache is {}, which has no scales", name,
@@ -50,20 +76,19 @@ Status read_cache_scales(const kvx_scale_desc_t* desc, const CacheView& cache,
   KVX_ASSIGN_OR_RETURN(const ScaleView scales,
                        check_scale(*desc, nullptr, cache, name, deferred_errors));
   KVX_RETURN_IF_ERROR(deferred_errors.status());
-  if (scales.dtype != DType::kF32) {
-    return unsupported("{}.dtype is {}; the verbs read F32 {} scales", name, number_of(desc->dtype),
-                       static_cast<int>(KVX_DTYPE_F32));
+  result.memory.push_back(range_of_scales(scales, cache));
+  if (scales.dtype == DType::kF32) {
+    // Verbs only read given scales.
+    view.scales = {const_cast<uint8_t*>(scales.data), scales.block_stride, 0, scales.head_stride,
+                   0};
+    return {};
   }
-  // Verbs only read given scales.
-  view.scales = {const_cast<uint8_t*>(scales.data), scales.block_stride, 0, scales.head_stride, 0};
+  if (result.is_on_device()) {
+    return unsupported("{}.dtype is {}; on a GPU the verbs read F32 {} scales", name,
+                       number_of(desc->dtype), static_cast<int>(KVX_DTYPE_F32));
+  }
+  convert_scales(scales, cache, result.cache_scales[side], view);
   return {};
-}
-
-// The bytes from the first scale to the end of the last.
-MemoryRange range_of_scales(const ops::SideView& view, const CacheView& cache) {
-  const int64_t last = (cache.num_blocks - 1) * view.scales.block_stride +
-                       (cache.num_heads - 1) * view.scales.head_stride;
-  return {view.scales.base, last + format::scale_bytes_per_group(view.spec)};
 }
 
 Result<ops::SideView> view_of_cache_side(const CacheSide& side, int head_dim, const char* name) {
@@ -115,13 +140,12 @@ Status read_cache_layer(const kvx_layer_t& layer, const std::string& name, Layer
   const int head_dim = static_cast<int>(cache.head_dim);
   KVX_ASSIGN_OR_RETURN(run.k, view_of_cache_side(cache.k, head_dim, "cache.k"));
   KVX_ASSIGN_OR_RETURN(run.v, view_of_cache_side(cache.v, head_dim, "cache.v"));
-  KVX_RETURN_IF_ERROR(read_cache_scales(layer.k_scale, cache, name + ".k_scale", run.k));
-  KVX_RETURN_IF_ERROR(read_cache_scales(layer.v_scale, cache, name + ".v_scale", run.v));
+  result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
+  KVX_RETURN_IF_ERROR(read_cache_scales(layer.k_scale, cache, name + ".k_scale", 0, run.k, result));
+  KVX_RETURN_IF_ERROR(read_cache_scales(layer.v_scale, cache, name + ".v_scale", 1, run.v, result));
   result.runs.assign(1, run);
   result.rest_runs.clear();
-  result.memory.assign({{cache.k.data, cache.k.total_bytes}, {cache.v.data, cache.v.total_bytes}});
   for (const ops::SideView* side : {&run.k, &run.v}) {
-    if (side->spec.has_scale()) result.memory.push_back(range_of_scales(*side, cache));
     if (side->spec.has_scale() && !result.is_on_device()) {
       KVX_RETURN_IF_ERROR(check_given_scales(*side, run.num_heads,
                                              name + (side == &run.k ? ".k_scale" : ".v_scale")));

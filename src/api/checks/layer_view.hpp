@@ -1,6 +1,7 @@
 // A caller's layer, checked, in the form that the verbs take.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "api/checks/check_tensor.hpp"
@@ -22,7 +23,8 @@ struct LayerOfCaller {
   ops::LayerView rest;
   ops::LayerView view;
   ops::LayerTransform transform;
-  std::vector<MemoryRange> memory;  // where codes and scales lie
+  std::vector<MemoryRange> memory;                 // where codes and scales lie
+  std::array<std::vector<float>, 2> cache_scales;  // K's and V's of a v1 cache, unless they are F32
   MemoryType kind = MemoryType::kHost;
   ops::DeviceCounters* counters = nullptr;  // in the GPU's memory, or null
 

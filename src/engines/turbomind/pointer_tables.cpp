@@ -90,7 +90,8 @@ Result<Pools> find_pools(const PoolLayout& layout, std::span<const uint8_t* cons
     if (data.ids[i] == scales.ids[i]) continue;
     return unsupported(
         "scale_block_ptrs[{}] is block {} of its pool and block_ptrs[{}] block {}; expected scale "
-        "blocks in the order and at the distances of their data blocks",
+        "blocks in the order and at the distances of their data blocks, as in pools of one chunk "
+        "each (cache_chunk_size -1)",
         i, scales.ids[i], i, data.ids[i]);
   }
   pools.scales = reinterpret_cast<uint8_t*>(scales.base);
