@@ -17,8 +17,9 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --arm       only the unit tests, or those whose binary's name matches, built for 64-bit Arm and
               run under qemu-user on the processor that KVX_ARM_CPU names (default max): the cross
               compiler, the emulator and Arm's libraries are fetched first, 250 MB
-  --windows   only whether MinGW's compiler parses the library's sources, or those whose path
-              matches; nothing is linked or run (docs/windows.md)
+  --windows   only whether MinGW's compiler parses the library's sources, and the tests of the
+              system's calls under Wine (docs/windows.md); with REGEX the sources whose path
+              matches, and no tests
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB

@@ -1,5 +1,6 @@
-# ./dev test --windows: whether MinGW's compiler takes the library's sources. Nothing is linked:
-# Debian has neither zstd nor OpenSSL for Windows.
+# ./dev test --windows: whether MinGW's compiler takes the library's sources, and the tests of the
+# system's calls under Wine. The library is not linked: Debian has neither zstd nor OpenSSL for
+# Windows.
 
 WINDOWS_PACKAGE_LIST=$ROOT/tools/packages.windows
 WINDOWS_COMPILER=x86_64-w64-mingw32-g++-posix
@@ -50,6 +51,17 @@ parse_for_windows() {
   fi
 }
 
+# tests/core and what it tests, as a program of Windows.
+run_windows_tests() {
+  local googletest=/usr/src/googletest/googletest program=$WINDOWS_FOLDER/core_test.exe
+  step "Running tests/core under Wine"
+  "$WINDOWS_COMPILER" -std=c++20 -O1 -DFMT_HEADER_ONLY -Isrc -I. -isystem "$WINDOWS_FOLDER/include" \
+    -isystem "$googletest/include" -I"$googletest" tests/core/*.cpp src/core/os/windows.cpp \
+    src/core/log.cpp "$googletest/src/gtest-all.cc" "$googletest/src/gtest_main.cc" -static \
+    -lws2_32 -o "$program" || fail "MinGW's compiler does not build tests/core"
+  WINEPREFIX=$ROOT/$WINDOWS_FOLDER/wine WINEDEBUG=-all /usr/lib/wine/wine64 "$program" --gtest_brief=1
+}
+
 # test_windows [REGEX]: sources whose path matches.
 test_windows() {
   ensure_packages
@@ -69,6 +81,7 @@ test_windows() {
     echo "$source"
     grep -m 3 -E 'error|warning' "$WINDOWS_FOLDER/${source//\//.}.log" || true
   done
+  [[ -n ${1:-} ]] || run_windows_tests || refused+=(tests/core)
   echo "$((${#sources[@]} - ${#refused[@]})) passed, ${#refused[@]} failed"
   ((${#refused[@]} == 0))
 }
