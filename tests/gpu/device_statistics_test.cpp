@@ -177,6 +177,27 @@ TEST_F(GpuStatistics, UndoTheRotationOfKeys) {
                            rope_of(kv::RopePairs::kInterleaved, 24));  // a part of a head
 }
 
+// Cosines and sines are computed for 8192 rows at a time.
+TEST_F(GpuStatistics, UndoTheRotationOfManyRows) {
+  constexpr int kManyRows = 8192 + 300;
+  StatisticsConfig config;
+  config.num_layers = config.num_q_heads = config.num_kv_heads = 1;
+  config.k_head_dim = config.v_head_dim = 32;
+  config.rope = rope_of(kv::RopePairs::kHalves, 16);
+  std::vector<float> k(size_t{kManyRows} * 32);
+  for (size_t i = 0; i < k.size(); ++i) k[i] = std::sin(static_cast<float>(i % 1013));
+  Statistics expected = Statistics::create(config).value();
+  ASSERT_TRUE(expected.feed(0, 2, kManyRows, k.data(), k.data()).ok());
+  auto counted = DeviceStatistics::create(config, 0).value();
+  Mirror mirror(memory());
+  const FloatRows rows = dense_rows(static_cast<const float*>(mirror.add(k)), DType::kF32, 1, 32);
+  ASSERT_TRUE(counted->feed(context().stream, 0, 2, kManyRows, rows, rows).ok());
+  Statistics found = Statistics::create(config).value();
+  ASSERT_TRUE(counted->drain(found).ok());
+  expect_near(found.of(0, Side::kK).unturned_sums, expected.of(0, Side::kK).unturned_sums, 1e-6);
+  EXPECT_TRUE(found.of(0, Side::kK).counts == expected.of(0, Side::kK).counts);
+}
+
 TEST_F(GpuStatistics, GoOnAfterTheyWereReadAndJoinTheHosts) {
   const Rows rows = make_rows(DType::kF32, 64, 64);
   const StatisticsConfig config = config_of(rows);

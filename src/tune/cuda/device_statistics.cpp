@@ -1,6 +1,8 @@
 // DeviceStatistics: sums stay on the device until somebody reads them; the host counts rows alone.
 #include "tune/cuda/device_statistics.hpp"
 
+#include <algorithm>
+
 #include "device/cuda_caller.hpp"
 
 namespace kvx::tune {
@@ -9,6 +11,7 @@ namespace {
 using gpu::kNumSplits;
 
 constexpr const char* kSideNames[] = {"k", "v", "q"};
+constexpr int kMostTurnedRows = 8192;  // whose angles are computed at a time
 
 template <class T>
 Status download(const T* from, std::vector<T>& to) {
@@ -105,15 +108,38 @@ Status DeviceStatistics::feed(device::CudaStream stream, int layer, int64_t firs
   KVX_RETURN_IF_ERROR(allocate(to.v, config_.v_head_dim, false));
   KVX_RETURN_IF_ERROR(begin(stream));
   const int num_heads = config_.num_kv_heads;
-  KVX_RETURN_IF_ERROR(gpu::launch_count_channels(
-      stream, counted(layer, 0, first_position, num_rows, num_heads, config_.k_head_dim, k),
-      to.k.at, turns_));
+  const gpu::CountedRows keys =
+      counted(layer, 0, first_position, num_rows, num_heads, config_.k_head_dim, k);
+  KVX_RETURN_IF_ERROR(config_.rope ? count_turned(stream, keys, to.k.at)
+                                   : gpu::launch_count_channels(stream, keys, to.k.at, turns_));
   KVX_RETURN_IF_ERROR(gpu::launch_count_channels(
       stream, counted(layer, 1, first_position, num_rows, num_heads, config_.v_head_dim, v),
       to.v.at, {}));
   to.num_rows += num_rows;
   to.num_mean_rows += num_rows - num_sink_rows(first_position, num_rows);
   return end(stream);
+}
+
+// Strip by strip, since the table has numbers for every position.
+Status DeviceStatistics::count_turned(device::CudaStream stream, const gpu::CountedRows& rows,
+                                      const gpu::ChannelSums& to) {
+  const int64_t bytes = int64_t{kMostTurnedRows} * turns_.num_pairs * 2 * 4;
+  if (turn_table_.bytes() == 0) {
+    KVX_ASSIGN_OR_RETURN(turn_table_, memory_->allocate(bytes, "angles of rotation"));
+  }
+  auto* const table = reinterpret_cast<float*>(turn_table_.data());
+  gpu::Turns turns = turns_;
+  turns.table = table;
+  for (int first = 0; first < rows.num_rows; first += kMostTurnedRows) {
+    gpu::CountedRows strip = rows;
+    strip.num_rows = std::min(kMostTurnedRows, rows.num_rows - first);
+    strip.first_position += first;
+    strip.rows.data += first * rows.rows.token_stride * bytes_of(rows.rows.dtype);
+    KVX_RETURN_IF_ERROR(
+        gpu::launch_make_turns(stream, turns, strip.first_position, strip.num_rows, table));
+    KVX_RETURN_IF_ERROR(gpu::launch_count_channels(stream, strip, to, turns));
+  }
+  return {};
 }
 
 Status DeviceStatistics::feed_queries(device::CudaStream stream, int layer, int64_t first_position,

@@ -61,6 +61,9 @@ class DeviceStatistics {
   Status allocate(Channels& channels, int head_dim, bool has_unturned);
   gpu::CountedRows counted(int layer, int side, int64_t first_position, int num_rows, int num_heads,
                            int head_dim, const FloatRows& rows) const;
+  // Of K, with its sums before the rotation.
+  Status count_turned(device::CudaStream stream, const gpu::CountedRows& rows,
+                      const gpu::ChannelSums& to);
   // Around a call's launches: they follow those of the call before, whatever its stream was.
   Status begin(device::CudaStream stream);
   Status end(device::CudaStream stream) { return last_.record(stream); }
@@ -76,6 +79,7 @@ class DeviceStatistics {
   cache::Region bad_;       // a gpu::BadNumber
   cache::Region inv_freq_;  // [num_pairs]
   gpu::Turns turns_;
+  cache::Region turn_table_;  // [kMostTurnedRows, num_pairs, 2]
   std::vector<Layer> layers_;
 };
 

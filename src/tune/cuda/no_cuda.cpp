@@ -11,6 +11,9 @@ Error no_cuda() {
 
 }  // namespace
 
+Status launch_make_turns(device::CudaStream, const Turns&, int64_t, int, float*) {
+  return no_cuda();
+}
 Status launch_count_channels(device::CudaStream, const CountedRows&, const ChannelSums&,
                              const Turns&) {
   return no_cuda();

@@ -53,8 +53,15 @@ struct Turns {
   int num_pairs = 0;
   bool is_interleaved = false;
   double attention_scaling = 1;
+  const float* table = nullptr;  // of the rows that are counted, by launch_make_turns
 };
 
+// table [num_rows, num_pairs, 2]: cosine and sine of the positions' angles, divided by the scaling.
+// Requires: num_rows > 0.
+Status launch_make_turns(device::CudaStream stream, const Turns& turns, int64_t first_position,
+                         int num_rows, float* table);
+
+// turns.table where sums.unturned_sums are wanted.
 Status launch_count_channels(device::CudaStream stream, const CountedRows& rows,
                              const ChannelSums& sums, const Turns& turns);
 
