@@ -48,4 +48,14 @@ Status CollectingAttention::append_and_attend(int layer, int num_tokens, const f
   return base_.append_and_attend(layer, num_tokens, q, k, v, out);
 }
 
+Status CollectingAttention::append_and_attend_on_gpu(int layer, int num_tokens, FloatRows q,
+                                                     FloatRows k, FloatRows v,
+                                                     MutableFloatRows out) {
+  const int64_t position = base_.num_tokens();
+  const device::CudaStream stream = *base_.gpu_stream();
+  KVX_RETURN_IF_ERROR(on_gpu_->feed_queries(stream, layer, position, num_tokens, q));
+  KVX_RETURN_IF_ERROR(on_gpu_->feed(stream, layer, position, num_tokens, k, v));
+  return base_.append_and_attend_on_gpu(layer, num_tokens, q, k, v, out);
+}
+
 }  // namespace kvx::runner

@@ -6,6 +6,7 @@
 
 #include "runner/attention_backend.hpp"
 #include "runner/model_config.hpp"
+#include "tune/cuda/device_statistics.hpp"
 #include "tune/transformed.hpp"
 
 namespace kvx::runner {
@@ -24,11 +25,20 @@ class CollectingAttention final : public AttentionBackend {
                       const ops::CpuContext& context,
                       std::span<const kv::LayerTables> transforms = {}, int block_size = 1);
 
+  // Rows on a GPU are counted there from now on, where they are counted as they are; null: the base
+  // is given none. It outlives this one, and is drained by who made it.
+  void count_on_gpu(tune::DeviceStatistics* on_gpu) { on_gpu_ = on_gpu; }
+
   int64_t num_tokens() const override { return base_.num_tokens(); }
   int64_t max_step_tokens() const override { return base_.max_step_tokens(); }
   Status begin_step(int num_tokens) override { return base_.begin_step(num_tokens); }
   Status append_and_attend(int layer, int num_tokens, const float* q, const float* k,
                            const float* v, float* out) override;
+  std::optional<device::CudaStream> gpu_stream() const override {
+    return on_gpu_ != nullptr && transforms_.empty() ? base_.gpu_stream() : std::nullopt;
+  }
+  Status append_and_attend_on_gpu(int layer, int num_tokens, FloatRows q, FloatRows k, FloatRows v,
+                                  MutableFloatRows out) override;
   Status end_step() override { return base_.end_step(); }
 
  private:
@@ -37,6 +47,7 @@ class CollectingAttention final : public AttentionBackend {
   ops::CpuContext context_;
   std::span<const kv::LayerTables> transforms_;
   int block_size_;
+  tune::DeviceStatistics* on_gpu_ = nullptr;
 };
 
 }  // namespace kvx::runner

@@ -119,7 +119,7 @@ Status GpuForward::run(const Step& step, AttentionBackend& backend) {
   }
   KVX_RETURN_IF_ERROR(run_segment(config_.num_layers));
   has_run_one_token_ = has_run_one_token_ || num_tokens_ == 1;
-  return {};
+  return products_.record_work(stream_);
 }
 
 Status GpuForward::launch_segment(int segment) {

@@ -187,17 +187,21 @@ void GpuLinear::hand_out(int first_token, int num_tokens, std::span<float* const
 }
 
 GpuProducts::GpuProducts(device::CudaDevice device, device::OwnedCudaStream stream,
-                         std::unique_ptr<Cublas> cublas)
-    : device_(std::move(device)), stream_(std::move(stream)), cublas_(std::move(cublas)) {}
+                         device::CudaEvent last, std::unique_ptr<Cublas> cublas)
+    : device_(std::move(device)),
+      stream_(std::move(stream)),
+      last_(std::move(last)),
+      cublas_(std::move(cublas)) {}
 
 GpuProducts::~GpuProducts() = default;
 
 Result<std::unique_ptr<GpuProducts>> GpuProducts::create() {
   KVX_ASSIGN_OR_RETURN(device::CudaDevice device, device::open_cuda_device());
   KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  KVX_ASSIGN_OR_RETURN(device::CudaEvent last, device::CudaEvent::create());
   KVX_ASSIGN_OR_RETURN(auto cublas, open_cublas());
   std::unique_ptr<GpuProducts> products(
-      new GpuProducts(std::move(device), std::move(stream), std::move(cublas)));
+      new GpuProducts(std::move(device), std::move(stream), std::move(last), std::move(cublas)));
   KVX_ASSIGN_OR_RETURN(products->memory_, cache::cuda_memory(products->device_.index));
   KVX_ASSIGN_OR_RETURN(products->pinned_, cache::pinned_memory(products->device_.index));
   KVX_ASSIGN_OR_RETURN(products->workspace_,
@@ -215,6 +219,7 @@ Result<std::unique_ptr<Linear>> GpuProducts::create_linear(int num_columns,
 
 // A new stream takes cuBLAS' workspace away.
 Status GpuProducts::use_stream(device::CudaStream stream) {
+  KVX_RETURN_IF_ERROR(last_.hold_back(stream));
   KVX_RETURN_IF_ERROR(status_of(cublas_->set_stream(cublas_->handle, stream), "cublasSetStream"));
   return status_of(cublas_->set_workspace(cublas_->handle, workspace_.data(), kWorkspaceBytes),
                    "cublasSetWorkspace");

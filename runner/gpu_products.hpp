@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cache/pool/memory.hpp"
+#include "device/cuda_async.hpp"
 #include "runner/linear.hpp"
 
 namespace kvx::runner {
@@ -24,8 +25,11 @@ class GpuProducts {
   Result<std::unique_ptr<Linear>> create_linear(int num_columns, std::vector<LinearPart> parts,
                                                 DType weights);
 
-  // Products of rows on the device go to this stream from now on.
+  // Products of rows on the device go to this stream from now on, behind what record_work() was
+  // called after: caches have a stream each, and share the workspace and a model's buffers.
   Status use_stream(device::CudaStream stream);
+  // What the stream has been given until now. Requires: use_stream(stream).
+  Status record_work(device::CudaStream stream) { return last_.record(stream); }
   cache::Memory& memory() { return *memory_; }
   cache::Memory& pinned() { return *pinned_; }
 
@@ -37,13 +41,14 @@ class GpuProducts {
     cache::Region host;
   };
 
-  GpuProducts(device::CudaDevice device, device::OwnedCudaStream stream,
+  GpuProducts(device::CudaDevice device, device::OwnedCudaStream stream, device::CudaEvent last,
               std::unique_ptr<Cublas> cublas);
   // Makes room for bytes. Requires: nothing is on its way.
   Status reserve(Staged& staged, int64_t bytes);
 
   device::CudaDevice device_;
   device::OwnedCudaStream stream_;
+  device::CudaEvent last_;  // record_work()'s
   std::unique_ptr<Cublas> cublas_;
   std::unique_ptr<cache::Memory> memory_;
   std::unique_ptr<cache::Memory> pinned_;

@@ -57,4 +57,17 @@ Status GpuRows::get(int num_tokens, float* out) const {
   return {};
 }
 
+Result<float*> GpuRows::reserve_to_read(int64_t num_floats) {
+  if (num_floats * 4 > to_read_.bytes()) {
+    to_read_ = {};
+    KVX_ASSIGN_OR_RETURN(to_read_, memory_->allocate(num_floats * 4, "rows that are read back"));
+  }
+  return reinterpret_cast<float*>(to_read_.data());
+}
+
+Status GpuRows::read(int64_t num_floats, float* out) const {
+  KVX_RETURN_IF_ERROR(device::cuda_synchronize(stream_.get()));
+  return device::cuda_copy(out, to_read_.data(), num_floats * 4);
+}
+
 }  // namespace kvx::runner

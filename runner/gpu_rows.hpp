@@ -24,6 +24,11 @@ class GpuRows {
   // Waits for the stream.
   Status get(int num_tokens, float* out) const;
 
+  // Room on the device for what is to be read back, until the next call.
+  Result<float*> reserve_to_read(int64_t num_floats);
+  // Its first num_floats. Waits for the stream.
+  Status read(int64_t num_floats, float* out) const;
+
   // Of the last put(), on the device.
   const float* q() const { return reinterpret_cast<const float*>(rows_.data()); }
   const float* k() const { return q() + num_tokens_ * q_bytes_ / 4; }
@@ -45,6 +50,7 @@ class GpuRows {
   // [q of all tokens][k][v], which pass in one copy.
   cache::Region rows_, host_rows_;
   cache::Region out_, host_out_;
+  cache::Region to_read_;  // on the device
 };
 
 }  // namespace kvx::runner

@@ -99,6 +99,18 @@ Status KvAttention::append_and_attend_on_gpu(int layer, int, FloatRows q, FloatR
   return cache_->append_and_attend(layer, params(), q, k, v, out);
 }
 
+Status KvAttention::read_keys(int layer, std::vector<float>& keys) {
+  const int64_t num_floats = num_tokens() * num_kv_heads_ * head_dim_;
+  keys.resize(static_cast<size_t>(num_floats));
+  float* to = keys.data();
+  if (gpu_rows_) {
+    KVX_ASSIGN_OR_RETURN(to, gpu_rows_->reserve_to_read(num_floats));
+  }
+  KVX_RETURN_IF_ERROR(cache_->gather(sequence_, layer, 0, num_tokens(),
+                                     dense_rows(to, DType::kF32, num_kv_heads_, head_dim_), {}));
+  return gpu_rows_ ? gpu_rows_->read(num_floats, keys.data()) : Status();
+}
+
 Status KvAttention::reset() {
   KVX_RETURN_IF_ERROR(cache_->free_sequence(sequence_));
   KVX_ASSIGN_OR_RETURN(sequence_, cache_->create_sequence());

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kv/kv_cache.hpp"
 #include "runner/attention_backend.hpp"
@@ -46,6 +47,9 @@ class KvAttention final : public AttentionBackend {
   Status append_and_attend_on_gpu(int layer, int num_tokens, FloatRows q, FloatRows k, FloatRows v,
                                   MutableFloatRows out) override;
   Status end_step() override { return cache_->end_step(); }
+
+  // All keys of a layer as they are stored, [num_tokens(), num_kv_heads, head_dim], on the host.
+  Status read_keys(int layer, std::vector<float>& keys);
 
   Status record_tokens(std::span<const int> tokens) override {
     return cache_->record_tokens(sequence_, tokens);

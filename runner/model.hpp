@@ -37,6 +37,7 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const GgufView& gguf() const { return gguf_; }
   DType weights_type() const { return weights_type_; }
+  bool multiplies_on_gpu() const { return gpu_ != nullptr; }
 
   // Feeds tokens, in as many steps as the backend needs. hidden: [tokens, hidden] after the last
   // norm, what logits() takes; null: not wanted. INVALID_ARGUMENT: a token outside the vocabulary;

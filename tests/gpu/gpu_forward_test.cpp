@@ -1,6 +1,8 @@
 // A model whose steps run on the GPU as a whole against the same model on the CPU.
 #include "runner/gpu_forward.hpp"
 
+#include "device/cpu_level.hpp"
+#include "runner/collecting_attention.hpp"
 #include "runner/kv_attention.hpp"
 #include "tests/gpu/gpu.hpp"
 #include "tests/runner/forward_pass.hpp"
@@ -125,6 +127,69 @@ TEST_P(GpuForwardTest, HasTheLastTokensLogitsWithoutItsHiddenRow) {
   const Status status = model->forward_to_logits(kTokens, *attention, logits.data());
   ASSERT_TRUE(status.ok()) << status.error().message;
   expect_near(logits, expected, 2e-5f);
+}
+
+// Caches have a stream each, and the model one set of buffers: a step that nobody has waited for is
+// not overwritten by the next cache's.
+TEST_P(GpuForwardTest, CachesTakeTurnsWithoutWaitingForEachOther) {
+  const auto model = load_model(DType::kF32, true);
+  const auto alone = make_attention(*model, true);
+  const std::vector<float> expected = all_logits(*model, *alone, kTokens);
+  std::vector<std::unique_ptr<KvAttention>> caches;
+  for (int i = 0; i < 4; ++i) caches.push_back(make_attention(*model, true));
+  for (size_t t = 0; t + 1 < kTokens.size(); ++t) {
+    for (const auto& cache : caches) {
+      ASSERT_TRUE(model->forward(std::span(kTokens).subspan(t, 1), *cache, nullptr).ok());
+    }
+  }
+  const size_t vocab = model->config().vocab_size;
+  for (const auto& cache : caches) {
+    std::vector<float> logits(vocab);
+    ASSERT_TRUE(model->forward_to_logits(std::span(kTokens).last(1), *cache, logits.data()).ok());
+    expect_near(logits, {expected.end() - static_cast<int64_t>(vocab), expected.end()}, 2e-5f);
+  }
+}
+
+TEST_P(GpuForwardTest, ReadsKeysBackAsTheCpusCacheDoes) {
+  const auto on_cpu = load_model(DType::kF32, false);
+  const auto cpu_attention = make_attention(*on_cpu, false);
+  ASSERT_TRUE(on_cpu->forward(kTokens, *cpu_attention, nullptr).ok());
+  const auto model = load_model(DType::kF32, true);
+  const auto attention = make_attention(*model, true);
+  ASSERT_TRUE(model->forward(kTokens, *attention, nullptr).ok());
+  for (int layer = 0; layer < model->config().num_layers; ++layer) {
+    std::vector<float> expected, keys;
+    ASSERT_TRUE(cpu_attention->read_keys(layer, expected).ok());
+    ASSERT_TRUE(attention->read_keys(layer, keys).ok());
+    expect_near(keys, expected, 2e-5f);
+  }
+}
+
+// Rows are counted where they are: the statistics are those of rows that come to the host.
+TEST_P(GpuForwardTest, CountsTheRowsOfAStepOnTheGpu) {
+  const auto model = load_model(DType::kF32, true);
+  const auto count = [&](bool on_gpu) {
+    tune::Statistics statistics = runner::make_statistics(model->config()).value();
+    auto counted = tune::DeviceStatistics::create(statistics.config(), 0).value();
+    const auto attention = make_attention(*model, true);
+    const ops::CpuContext context{&ops::cpu::kernel_table(device::choose_cpu_level().value()),
+                                  &serial_executor()};
+    runner::CollectingAttention collecting(*attention, statistics, context);
+    if (on_gpu) collecting.count_on_gpu(counted.get());
+    EXPECT_EQ(collecting.gpu_stream().has_value(), on_gpu);
+    EXPECT_TRUE(model->forward(kTokens, collecting, nullptr).ok());
+    EXPECT_TRUE(counted->drain(statistics).ok());
+    return statistics;
+  };
+  const tune::Statistics expected = count(false);
+  const tune::Statistics found = count(true);
+  for (int layer = 0; layer < model->config().num_layers; ++layer) {
+    EXPECT_TRUE(found.check_queries_of(layer).ok());
+    for (const tune::Side side : {tune::Side::kK, tune::Side::kV}) {
+      EXPECT_EQ(found.of(layer, side).num_rows, std::ssize(kTokens));
+      expect_near(found.of(layer, side).largest, expected.of(layer, side).largest, 2e-5f);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(PlainAndWithExtras, GpuForwardTest, testing::Bool());

@@ -171,15 +171,12 @@ TEST(LogitErrors, AreThoseOfTheStoredKeys) {
                     .ok());
     ASSERT_TRUE(caches.back()->end_step().ok());
   }
-  const auto keys_of = [&](int c) {
-    return LogitErrors::Keys{&caches[c]->cache(), caches[c]->sequence()};
-  };
   LogitErrors errors({1, 4, 2, 8}, 1);
-  const LogitErrors::Keys others[] = {keys_of(1)};
+  runner::KvAttention* const others[] = {caches[1].get()};
   ASSERT_TRUE(
       errors
           .add(
-              keys_of(0), others, [&](int) { return std::span<const float>(q); }, *engine.executor)
+              *caches[0], others, [&](int) { return std::span<const float>(q); }, *engine.executor)
           .ok());
   std::vector<float> stored(k.size());
   ASSERT_TRUE(caches[1]

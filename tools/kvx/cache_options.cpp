@@ -2,9 +2,17 @@
 #include "tools/kvx/cache_options.hpp"
 
 #include "cache/pool/block_pool.hpp"
-#include "tools/kvx/model_files.hpp"
 
 namespace kvx::tool {
+
+void add_products_on(Command command, std::string& products_on) {
+  command
+      .add_option("--products-on", products_on,
+                  "Where matrix products run: cpu, cuda (needs cuBLAS), or auto: where the cache "
+                  "lies if cuBLAS is found")
+      .one_of({"auto", "cpu", "cuda"})
+      .capture_default_str();
+}
 
 void add_cache_options(Command command, CacheOptions& options, const char* products_help) {
   command
@@ -21,6 +29,7 @@ void add_cache_options(Command command, CacheOptions& options, const char* produ
   command.add_option("--products", options.products, products_help)
       .one_of({"f32", "bf16"})
       .capture_default_str();
+  add_products_on(command, options.products_on);
   command.add_flag("--fast", options.is_fast,
                    "Attention may be off by 8e-3 of its size where that saves time");
   command
@@ -51,8 +60,19 @@ Result<std::vector<runner::KvAttentionOptions>> caches_of(
   return caches;
 }
 
-std::string level_text(const CacheOptions& options, const Engine& engine) {
-  return std::string(engine.level_name()) + (options.is_on_gpu() ? ", caches on the GPU" : "");
+Result<LoadedModel> load_model(const std::string& path, const CacheOptions& options,
+                               const Engine& engine) {
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::GpuProducts> gpu,
+                       open_products(options.products_on, options.device));
+  return load_model(path, options.products, *engine.executor, std::move(gpu));
+}
+
+std::string level_text(const CacheOptions& options, const Engine& engine,
+                       const runner::Model& model) {
+  std::string text(engine.level_name());
+  if (options.is_on_gpu()) text += ", caches on the GPU";
+  if (model.multiplies_on_gpu()) text += ", products by cuBLAS";
+  return text;
 }
 
 }  // namespace kvx::tool

@@ -63,12 +63,13 @@ std::string joined(const OverrideTexts& texts) {
   return text.empty() ? text : text.substr(1);
 }
 
-CompareReport header_of(const CompareOptions& options, const Engine& engine) {
+CompareReport header_of(const CompareOptions& options, const Engine& engine,
+                        const runner::Model& model) {
   CompareReport report;
   report.version = kVersion;
   report.model = file_name(options.model);
   report.text = file_name(options.text);
-  report.cpu_level = level_text(options.caches, engine);
+  report.cpu_level = level_text(options.caches, engine, model);
   report.products = options.caches.products;
   report.threads = engine.executor->num_threads();
   report.context = options.context;
@@ -80,12 +81,7 @@ CompareReport header_of(const CompareOptions& options, const Engine& engine) {
 
 Result<std::vector<quality::Gate>> gates_of(const CompareOptions& options) {
   if (options.fail_if.empty()) return std::vector<quality::Gate>();
-  KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, quality::parse_gates(options.fail_if));
-  for (const quality::Gate& gate : gates) {
-    if (!options.caches.is_on_gpu() || gate.figure != quality::Figure::kSaturated) continue;
-    return unsupported("fail-if has {}; a GPU's caches do not count what saturates", gate.text);
-  }
-  return gates;
+  return quality::parse_gates(options.fail_if);
 }
 
 // TurboMind's caches of LMDeploy's policies 0, 4, 8 and 16, the last in both of its formats and
@@ -115,23 +111,18 @@ Result<Verdict> run_compare(const CompareOptions& options) {
                        parse_overrides(options.caches.overrides));
   KVX_ASSIGN_OR_RETURN(std::vector<quality::Gate> gates, gates_of(options));
   const bool measures_logits = options.attention || need_logits(gates);
-  if (measures_logits && options.caches.is_on_gpu()) {
-    return unsupported("attention's logits are measured on the CPU alone; device is {}",
-                       options.caches.device);
-  }
   const OutputFile outputs[] = {{"json", options.json}, {"html", options.html}};
   KVX_RETURN_IF_ERROR(check_outputs(outputs));
   KVX_ASSIGN_OR_RETURN(const std::string text, read_file("text", options.text));
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.caches.threads));
-  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
-                       load_model(options.model, options.caches.products, *engine.executor));
+  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded, load_model(options.model, options.caches, engine));
   KVX_RETURN_IF_ERROR(check_context("ctx", options.context, loaded.model->config()));
   KVX_ASSIGN_OR_RETURN(const std::vector<int> tokens, tokens_of(text, options, loaded.tokenizer));
 
   ComparisonPlan plan{{}, options.context, options.num_windows, measures_logits};
   KVX_ASSIGN_OR_RETURN(plan.caches, caches_of(options.caches, with_base_first(std::move(recipes)),
                                               overrides, *loaded.model, options.context));
-  CompareReport report = header_of(options, engine);
+  CompareReport report = header_of(options, engine, *loaded.model);
   report.gates = std::move(gates);
   Progress progress;
   KVX_ASSIGN_OR_RETURN(report.caches,

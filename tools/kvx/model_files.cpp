@@ -1,6 +1,8 @@
 // Loads a model and its tokenizer; every message names the option or field.
 #include "tools/kvx/model_files.hpp"
 
+#include <cstdio>
+
 namespace kvx::tool {
 
 namespace {
@@ -18,6 +20,18 @@ Result<LoadedModel> load(const std::string& path, DType weights, Executor& execu
 }
 
 }  // namespace
+
+Result<std::unique_ptr<runner::GpuProducts>> open_products(const std::string& products_on,
+                                                           const std::string& device) {
+  const bool is_wanted = products_on == "cuda";
+  if (!is_wanted && (products_on == "cpu" || device == "cpu")) {
+    return std::unique_ptr<runner::GpuProducts>();
+  }
+  auto gpu = runner::GpuProducts::create();
+  if (gpu.ok() || is_wanted || gpu.error().code != ErrorCode::kUnsupported) return gpu;
+  fmt::print(stderr, "matrix products stay on the CPU: {}\n", gpu.error().message);
+  return std::unique_ptr<runner::GpuProducts>();
+}
 
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,
                                Executor& executor, std::unique_ptr<runner::GpuProducts> gpu) {

@@ -16,6 +16,11 @@ struct LoadedModel {
   runner::Tokenizer tokenizer;
 };
 
+// products_on: "cpu", "cuda", or "auto": where the caches' device is, and on the CPU, which a line
+// says, where no cuBLAS is found. Null: the CPU multiplies.
+Result<std::unique_ptr<runner::GpuProducts>> open_products(const std::string& products_on,
+                                                           const std::string& device);
+
 // products: "f32" or "bf16", what the matrix products compute in. gpu: what multiplies instead of
 // the CPU, or null.
 Result<LoadedModel> load_model(const std::string& path, const std::string& products,

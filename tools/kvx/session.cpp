@@ -12,6 +12,7 @@
 #include "kv/plan/cache_budget.hpp"
 #include "runner/chat_template.hpp"
 #include "runner/mapped_file.hpp"
+#include "tools/kvx/cache_options.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/terminal.hpp"
 
@@ -75,18 +76,6 @@ Status set_budgets(const SessionOptions& options, const runner::ModelConfig& mod
     cache.tiers = {std::move(tier)};
   }
   return {};
-}
-
-// Null: the CPU multiplies.
-Result<std::unique_ptr<runner::GpuProducts>> open_products(const SessionOptions& options) {
-  const bool is_wanted = options.products_on == "cuda";
-  if (!is_wanted && (options.products_on == "cpu" || options.device == "cpu")) {
-    return std::unique_ptr<runner::GpuProducts>();
-  }
-  auto gpu = runner::GpuProducts::create();
-  if (gpu.ok() || is_wanted || gpu.error().code != ErrorCode::kUnsupported) return gpu;
-  fmt::print(stderr, "matrix products stay on the CPU: {}\n", gpu.error().message);
-  return std::unique_ptr<runner::GpuProducts>();
 }
 
 Status publish_events(const SessionOptions& options, Session& session) {
@@ -158,7 +147,8 @@ Result<Session> open_session(const SessionOptions& options, bool shares_prefixes
   if (options.is_fast) cache.precision = ops::Precision::kFast;
   cache.on_gpu = options.device == "cuda";
   KVX_ASSIGN_OR_RETURN(Engine engine, make_engine(options.threads));
-  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::GpuProducts> gpu, open_products(options));
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::GpuProducts> gpu,
+                       open_products(options.products_on, options.device));
   const bool multiplies_on_gpu = gpu != nullptr;
   KVX_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(options.model, options.products,
                                                       *engine.executor, std::move(gpu)));
@@ -324,12 +314,7 @@ void add_session_options(Command command, SessionOptions& options) {
   command.add_option("--products", options.products, "What matrix products compute in")
       .one_of({"f32", "bf16"})
       .capture_default_str();
-  command
-      .add_option("--products-on", options.products_on,
-                  "Where matrix products run: cpu, cuda (needs cuBLAS), or auto: where the cache "
-                  "lies if cuBLAS is found")
-      .one_of({"auto", "cpu", "cuda"})
-      .capture_default_str();
+  add_products_on(command, options.products_on);
   command.add_flag("--fast", options.is_fast,
                    "Attention may be off by 8e-3 of its size where that saves time");
   command

@@ -6,6 +6,7 @@
 
 #include "cache/prefix/content_hash.hpp"
 #include "runner/mapped_file.hpp"
+#include "tools/kvx/cache_options.hpp"
 #include "tools/kvx/command.hpp"
 #include "tools/kvx/engine.hpp"
 #include "tools/kvx/files.hpp"
@@ -30,6 +31,8 @@ struct TuneOptions {
   double percentile = 99.9;
   int block_size = 64;
   std::string products = "f32";
+  std::string products_on = "auto";
+  std::string device = "cpu";
   int threads = 0;
 };
 
@@ -100,8 +103,10 @@ Result<Verdict> run_tune(TuneOptions options) {
   Goal goal;
   KVX_RETURN_IF_ERROR(check(options, goal));
   KVX_ASSIGN_OR_RETURN(const Engine engine, make_engine(options.threads));
-  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded,
-                       load_model(options.model, options.products, *engine.executor));
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<runner::GpuProducts> gpu,
+                       open_products(options.products_on, options.device));
+  KVX_ASSIGN_OR_RETURN(const LoadedModel loaded, load_model(options.model, options.products,
+                                                            *engine.executor, std::move(gpu)));
   runner::Model& model = *loaded.model;
   KVX_RETURN_IF_ERROR(check_context("ctx", options.corpus.context, model.config()));
   KVX_ASSIGN_OR_RETURN(const Corpus corpus, read_corpus(options.corpus, loaded.tokenizer));
@@ -109,7 +114,8 @@ Result<Verdict> run_tune(TuneOptions options) {
   Progress progress;
   Work work(progress);
   work.plan(static_cast<double>(corpus.num_prompt_tokens()));
-  Tuner tuner(model, corpus, options.corpus.context, options.block_size, engine, work);
+  const CacheSetup setup{options.corpus.context, options.block_size, options.device == "cuda"};
+  Tuner tuner(model, corpus, setup, engine, work);
   KVX_RETURN_IF_ERROR(tuner.collect());
   TuneReport report;
   report.num_prompts = static_cast<int>(corpus.prompts.size());
@@ -118,8 +124,7 @@ Result<Verdict> run_tune(TuneOptions options) {
                        tuner.choose_options(options.cache, options.percentile, report.tried));
   if (goal.kind != Goal::Kind::kNone) {
     const Budget::Unit unit = options.widen == "heads" ? Budget::Unit::kHead : Budget::Unit::kLayer;
-    Budget budget(model, corpus, options.corpus.context, options.block_size, unit, engine, work,
-                  tuner);
+    Budget budget(model, corpus, setup, unit, engine, work, tuner);
     KVX_ASSIGN_OR_RETURN(best, budget.plan(best, goal));
     report.plan = budget.assignment();
   }
@@ -195,6 +200,13 @@ void add_tune(Command app, Action& action) {
       .capture_default_str();
   command.add_option("--products", o->products, "What matrix products compute in")
       .one_of({"f32", "bf16"})
+      .capture_default_str();
+  add_products_on(command, o->products_on);
+  command
+      .add_option("--device", o->device,
+                  "Where the caches lie, attention runs and rows are counted: cpu, or cuda for the "
+                  "first GPU")
+      .one_of({"cpu", "cuda"})
       .capture_default_str();
   command.add_option("--threads", o->threads, "Threads; 0 is one a core")
       .whole_number(0, kMaxThreads);

@@ -169,11 +169,8 @@ Status Comparison::measure_attention() {
 // Between two steps the caches hold what the last query saw: a later token may push a block out of
 // a full-precision window.
 Status Comparison::measure_logits(ShadowAttention& attention, LogitErrors& logits) {
-  const auto keys_of = [](const Subject& subject) {
-    return LogitErrors::Keys{&subject.attention->cache(), subject.attention->sequence()};
-  };
-  std::vector<LogitErrors::Keys> others;
-  for (size_t s = 1; s < subjects_.size(); ++s) others.push_back(keys_of(subjects_[s]));
+  std::vector<runner::KvAttention*> others;
+  for (size_t s = 1; s < subjects_.size(); ++s) others.push_back(subjects_[s].attention.get());
   const std::span<const int> tokens = window_tokens(0);
   const size_t first = first_scored(plan_.context);
   KVX_RETURN_IF_ERROR(feed(tokens.first(first), attention, nullptr));
@@ -181,8 +178,8 @@ Status Comparison::measure_logits(ShadowAttention& attention, LogitErrors& logit
     const size_t count = std::min<size_t>(kLogitStride, tokens.size() - t);
     KVX_RETURN_IF_ERROR(feed(tokens.subspan(t, count), attention, nullptr));
     KVX_RETURN_IF_ERROR(logits.add(
-        keys_of(subjects_.front()), others, [&](int layer) { return attention.last_query(layer); },
-        *engine_.executor));
+        *subjects_.front().attention, others,
+        [&](int layer) { return attention.last_query(layer); }, *engine_.executor));
   }
   return {};
 }
@@ -255,13 +252,6 @@ Status Comparison::run_window(int window) {
   return {};
 }
 
-// None on a GPU.
-std::optional<std::vector<kv::LayerCounts>> saturation_of(const kv::KvCache& cache) {
-  Result<std::vector<kv::LayerCounts>> counts = cache.head_counts();
-  if (!counts.ok()) return std::nullopt;
-  return std::move(counts).value();
-}
-
 Result<std::vector<CacheReport>> Comparison::reports() const {
   std::vector<CacheReport> reports;
   for (const Subject& subject : subjects_) {
@@ -284,7 +274,7 @@ Result<std::vector<CacheReport>> Comparison::reports() const {
     report.prefill = speed_of(subject.prefill_speeds);
     report.decode = speed_of(subject.decode_speeds);
     report.nonfinite_inputs = cache.nonfinite_inputs();
-    report.saturation = saturation_of(cache);
+    KVX_ASSIGN_OR_RETURN(report.saturation, cache.head_counts());
     reports.push_back(std::move(report));
   }
   return reports;

@@ -16,7 +16,7 @@ struct ComparisonPlan {
   std::vector<runner::KvAttentionOptions> caches;  // the base cache first
   int context = 0;                                 // tokens in a window, at least 4
   int num_windows = 0;
-  bool measures_logits = false;  // of attention; needs caches on the host
+  bool measures_logits = false;  // of attention
 };
 
 // Runs every window through every cache and scores its second half (compare/window_scores.hpp).

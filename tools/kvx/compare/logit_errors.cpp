@@ -8,15 +8,6 @@ LogitErrors::LogitErrors(const LogitShape& shape, size_t num_others)
       errors_(num_others,
               std::vector<quality::VectorError>(shape.num_layers * shape.num_kv_heads)) {}
 
-Status LogitErrors::gather(const Keys& keys, int layer, std::vector<float>& rows) const {
-  const int64_t num_tokens = keys.cache->num_tokens(keys.sequence);
-  rows.resize(num_tokens * shape_.num_kv_heads * shape_.head_dim);
-  return keys.cache->gather(
-      keys.sequence, layer, 0, num_tokens,
-      dense_rows(rows.data(), DType::kF32, shape_.num_kv_heads, shape_.head_dim),
-      MutableFloatRows{});
-}
-
 void LogitErrors::add_head(int layer, int kv_head, std::span<const float> query, size_t other) {
   const size_t row_size = static_cast<size_t>(shape_.num_kv_heads) * shape_.head_dim;
   const size_t num_tokens = base_keys_.size() / row_size;
@@ -37,11 +28,12 @@ void LogitErrors::add_head(int layer, int kv_head, std::span<const float> query,
   }
 }
 
-Status LogitErrors::add_layer(int layer, const Keys& base, std::span<const Keys> others,
+Status LogitErrors::add_layer(int layer, runner::KvAttention& base,
+                              std::span<runner::KvAttention* const> others,
                               std::span<const float> query, Executor& executor) {
-  KVX_RETURN_IF_ERROR(gather(base, layer, base_keys_));
+  KVX_RETURN_IF_ERROR(base.read_keys(layer, base_keys_));
   for (size_t other = 0; other < others.size(); ++other) {
-    KVX_RETURN_IF_ERROR(gather(others[other], layer, other_keys_));
+    KVX_RETURN_IF_ERROR(others[other]->read_keys(layer, other_keys_));
     executor.parallel_for(shape_.num_kv_heads,
                           [&](int head) { add_head(layer, head, query, other); });
   }

@@ -22,17 +22,12 @@ class LogitErrors {
  public:
   LogitErrors(const LogitShape& shape, size_t num_others);
 
-  // A sequence of a cache on the host.
-  struct Keys {
-    const kv::KvCache* cache;
-    int sequence;
-  };
   // Adds the logits of one query in every layer against all keys, as the caches store them now;
   // that is what the query saw when its token is the last one. All hold the same tokens.
   // queries(layer): [num_q_heads, head_dim]; others: [num_others].
   template <class Queries>
-  Status add(const Keys& base, std::span<const Keys> others, const Queries& queries,
-             Executor& executor) {
+  Status add(runner::KvAttention& base, std::span<runner::KvAttention* const> others,
+             const Queries& queries, Executor& executor) {
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       KVX_RETURN_IF_ERROR(add_layer(layer, base, others, queries(layer), executor));
     }
@@ -43,9 +38,9 @@ class LogitErrors {
   std::span<const quality::VectorError> errors(size_t other) const { return errors_[other]; }
 
  private:
-  Status add_layer(int layer, const Keys& base, std::span<const Keys> others,
-                   std::span<const float> query, Executor& executor);
-  Status gather(const Keys& keys, int layer, std::vector<float>& rows) const;
+  Status add_layer(int layer, runner::KvAttention& base,
+                   std::span<runner::KvAttention* const> others, std::span<const float> query,
+                   Executor& executor);
   void add_head(int layer, int kv_head, std::span<const float> query, size_t other);
 
   LogitShape shape_;

@@ -37,14 +37,14 @@ Status Budget::measure(const Candidate& cheapest, SideLadder& k, SideLadder& v) 
       measured.push_back(&format);
     }
   }
-  KVX_ASSIGN_OR_RETURN(auto base, make_base_cache(model_, engine_, block_size_, context_));
+  KVX_ASSIGN_OR_RETURN(auto base, make_base_cache(model_, engine_, setup_));
   std::vector<runner::AttentionBackend*> backends;
   for (const auto& cache : caches) backends.push_back(cache.get());
-  ProxyAttention proxy(model_, *base, backends, num_parts_, first_scored(context_));
+  ProxyAttention proxy(model_, *base, backends, num_parts_, first_scored(setup_.context));
   // Caches cost about a third of a pass each: counted as that.
   work_.begin("measuring layers");
   KVX_RETURN_IF_ERROR(model_.forward(corpus_.selection.front(), proxy, nullptr));
-  work_.advance(context_);
+  work_.advance(setup_.context);
   for (size_t c = 0; c < measured.size(); ++c) measured[c]->errors = proxy.errors(c);
   return {};
 }
@@ -63,8 +63,8 @@ Candidate Budget::planned(const Candidate& cheapest) const {
 Result<Candidate> Budget::plan(const Candidate& cheapest, const Goal& goal) {
   KVX_ASSIGN_OR_RETURN(const kv::Recipe recipe, kv::parse_recipe(cheapest.recipe));
   const int head_dim = model_.config().head_dim;
-  KVX_ASSIGN_OR_RETURN(SideLadder k, ladder_of(recipe, head_dim, block_size_, true));
-  KVX_ASSIGN_OR_RETURN(SideLadder v, ladder_of(recipe, head_dim, block_size_, false));
+  KVX_ASSIGN_OR_RETURN(SideLadder k, ladder_of(recipe, head_dim, setup_.block_size, true));
+  KVX_ASSIGN_OR_RETURN(SideLadder v, ladder_of(recipe, head_dim, setup_.block_size, false));
   KVX_RETURN_IF_ERROR(measure(cheapest, k, v));
   assignment_.emplace(std::move(k), std::move(v), model_.config().num_layers, num_parts_);
   if (goal.kind == Goal::Kind::kBits) {

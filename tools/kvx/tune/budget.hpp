@@ -16,12 +16,11 @@ class Budget {
   enum class Unit { kHead, kLayer };
 
   // All arguments outlive it.
-  Budget(runner::Model& model, const Corpus& corpus, int context, int block_size, Unit unit,
+  Budget(runner::Model& model, const Corpus& corpus, const CacheSetup& setup, Unit unit,
          const Engine& engine, Work& work, Tuner& tuner)
       : model_(model),
         corpus_(corpus),
-        context_(context),
-        block_size_(block_size),
+        setup_(setup),
         num_parts_(unit == Unit::kHead ? model.config().num_kv_heads : 1),
         engine_(engine),
         work_(work),
@@ -41,8 +40,7 @@ class Budget {
 
   runner::Model& model_;
   const Corpus& corpus_;
-  int context_;
-  int block_size_;
+  CacheSetup setup_;
   int num_parts_;  // of a layer
   const Engine& engine_;
   Work& work_;

@@ -6,12 +6,13 @@
 namespace kvx::tool {
 
 Result<std::unique_ptr<runner::KvAttention>> make_base_cache(const runner::Model& model,
-                                                             const Engine& engine, int block_size,
-                                                             int64_t max_tokens) {
+                                                             const Engine& engine,
+                                                             const CacheSetup& setup) {
   runner::KvAttentionOptions base;
   base.recipe = kv::parse_recipe("bf16").value();
-  base.block_size = block_size;
-  base.max_tokens = max_tokens;
+  base.block_size = setup.block_size;
+  base.max_tokens = setup.context;
+  base.on_gpu = setup.on_gpu;
   return runner::KvAttention::create(model.config(), base, *engine.executor);
 }
 
@@ -40,10 +41,11 @@ Result<std::vector<float>> Judge::states_of(const std::vector<int>& window,
   return states;
 }
 
-Status Judge::run_base(int block_size) {
+Status Judge::run_base(const runner::KvAttentionOptions& beside) {
+  const int context = static_cast<int>(windows_.front().size());
   KVX_ASSIGN_OR_RETURN(
       auto attention,
-      make_base_cache(model_, engine_, block_size, static_cast<int64_t>(windows_.front().size())));
+      make_base_cache(model_, engine_, {context, beside.block_size, beside.on_gpu}));
   for (const std::vector<int>& window : windows_) {
     KVX_ASSIGN_OR_RETURN(std::vector<float> states, states_of(window, *attention));
     base_.push_back(std::move(states));
@@ -52,7 +54,7 @@ Status Judge::run_base(int block_size) {
 }
 
 Result<quality::CacheQuality> Judge::judge(const runner::KvAttentionOptions& cache) {
-  if (base_.empty()) KVX_RETURN_IF_ERROR(run_base(cache.block_size));
+  if (base_.empty()) KVX_RETURN_IF_ERROR(run_base(cache));
   KVX_ASSIGN_OR_RETURN(auto attention,
                        runner::KvAttention::create(model_.config(), cache, *engine_.executor));
   quality::CacheQuality quality;

@@ -12,10 +12,17 @@
 
 namespace kvx::tool {
 
-// The bf16 cache of max_tokens that others are measured beside.
+// What all caches of a tuning have in common.
+struct CacheSetup {
+  int context = 0;  // tokens
+  int block_size = 64;
+  bool on_gpu = false;
+};
+
+// The bf16 cache that others are measured beside.
 Result<std::unique_ptr<runner::KvAttention>> make_base_cache(const runner::Model& model,
-                                                             const Engine& engine, int block_size,
-                                                             int64_t max_tokens);
+                                                             const Engine& engine,
+                                                             const CacheSetup& setup);
 
 class Judge {
  public:
@@ -31,7 +38,7 @@ class Judge {
   int64_t num_tokens() const;
 
  private:
-  Status run_base(int block_size);
+  Status run_base(const runner::KvAttentionOptions& beside);
   Result<std::vector<float>> states_of(const std::vector<int>& window,
                                        runner::KvAttention& attention);
 

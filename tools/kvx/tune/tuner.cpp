@@ -5,6 +5,7 @@
 
 #include "runner/collecting_attention.hpp"
 #include "tools/kvx/tune/options.hpp"
+#include "tune/cuda/device_statistics.hpp"
 
 namespace kvx::tool {
 namespace {
@@ -14,12 +15,11 @@ constexpr double kWorthwhile = 0.98;
 
 }  // namespace
 
-Tuner::Tuner(runner::Model& model, const Corpus& corpus, int context, int block_size,
+Tuner::Tuner(runner::Model& model, const Corpus& corpus, const CacheSetup& setup,
              const Engine& engine, Work& work)
     : model_(model),
       corpus_(corpus),
-      context_(context),
-      block_size_(block_size),
+      setup_(setup),
       engine_(engine),
       work_(work),
       selection_(model, corpus.selection, engine, work),
@@ -46,9 +46,15 @@ Status Tuner::run_prompts(runner::AttentionBackend& backend, runner::KvAttention
 
 Status Tuner::collect() {
   KVX_ASSIGN_OR_RETURN(tune::Statistics statistics, runner::make_statistics(model_.config()));
-  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, block_size_, context_));
+  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, setup_));
+  std::unique_ptr<tune::DeviceStatistics> on_gpu;  // rows are counted where they are
+  if (setup_.on_gpu) {
+    KVX_ASSIGN_OR_RETURN(on_gpu, tune::DeviceStatistics::create(statistics.config(), 0));
+  }
   runner::CollectingAttention collecting(*base, statistics, engine_.context);
+  collecting.count_on_gpu(on_gpu.get());
   KVX_RETURN_IF_ERROR(run_prompts(collecting, *base, "collecting"));
+  if (on_gpu) KVX_RETURN_IF_ERROR(on_gpu->drain(statistics));
   KVX_RETURN_IF_ERROR(statistics.check_complete());
   statistics_ = std::move(statistics);
   return {};
@@ -56,12 +62,13 @@ Status Tuner::collect() {
 
 Status Tuner::collect_transformed(const Candidate& candidate, std::span<const kv::LayerPlan> plans,
                                   std::span<const kv::LayerCalibration> tables) {
-  KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerTables> transforms,
-                       tune::transforms_of(geometry(), plans, tables, block_size_, context_));
+  KVX_ASSIGN_OR_RETURN(
+      const std::vector<kv::LayerTables> transforms,
+      tune::transforms_of(geometry(), plans, tables, setup_.block_size, setup_.context));
   KVX_ASSIGN_OR_RETURN(tune::Statistics transformed, runner::make_statistics(model_.config()));
-  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, block_size_, context_));
+  KVX_ASSIGN_OR_RETURN(const auto base, make_base_cache(model_, engine_, setup_));
   runner::CollectingAttention collecting(*base, transformed, engine_.context, transforms,
-                                         block_size_);
+                                         setup_.block_size);
   KVX_RETURN_IF_ERROR(run_prompts(collecting, *base, "collecting scales"));
   transformed_ = std::move(transformed);
   transformed_of_ = candidate;
@@ -89,8 +96,9 @@ Result<runner::KvAttentionOptions> Tuner::fit(const Candidate& candidate) {
   KVX_ASSIGN_OR_RETURN(const std::vector<kv::LayerPlan> plans,
                        kv::plan_layers(geometry(), read.recipe, read.overrides));
   runner::KvAttentionOptions cache;
-  cache.block_size = block_size_;
-  cache.max_tokens = context_;
+  cache.block_size = setup_.block_size;
+  cache.max_tokens = setup_.context;
+  cache.on_gpu = setup_.on_gpu;
   for (size_t i = 0; i < plans.size(); ++i) {
     KVX_ASSIGN_OR_RETURN(
         kv::LayerCalibration tables,

@@ -22,8 +22,8 @@ struct TriedOption {
 class Tuner {
  public:
   // All arguments outlive the tuner.
-  Tuner(runner::Model& model, const Corpus& corpus, int context, int block_size,
-        const Engine& engine, Work& work);
+  Tuner(runner::Model& model, const Corpus& corpus, const CacheSetup& setup, const Engine& engine,
+        Work& work);
 
   // Runs the prompts. The errors of Statistics: a NaN, named by its layer.
   Status collect();
@@ -54,8 +54,7 @@ class Tuner {
 
   runner::Model& model_;
   const Corpus& corpus_;
-  int context_;
-  int block_size_;
+  CacheSetup setup_;
   const Engine& engine_;
   Work& work_;
   std::optional<tune::Statistics> statistics_;
