@@ -1960,7 +1960,7 @@ typedef struct kvx_cache_snapshot_t {
   int64_t host_dropped;         /* blocks not stored, because there was no room */
   int64_t host_stores_queued;   /* at present */
   int64_t host_loads_queued;    /* at present */
-  int64_t saturated_inputs;     /* of all heads, see below; -1 on a GPU, where none are counted */
+  int64_t saturated_inputs;     /* of all heads, see below; -1 where a GPU's launches failed */
   uint32_t num_tiers;           /* behind the pool, for kvx_cache_tier_facts */
   uint32_t reserved;            /* 0 */
 } kvx_cache_snapshot_t;
@@ -1981,7 +1981,7 @@ typedef struct kvx_head_counts_t {
 } kvx_head_counts_t;
 
 /* Fills the counts of one head. OUT_OF_RANGE: a layer or kv_head that the cache does not have.
- * UNSUPPORTED: the cache lies on a GPU. */
+ * On a GPU it waits for the stream. */
 KVX_API kvx_status_t kvx_cache_head_counts(kvx_cache_t cache, uint32_t layer, uint32_t kv_head,
                                            kvx_head_counts_t* counts);
 

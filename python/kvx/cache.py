@@ -791,7 +791,7 @@ class Cache(_core.PagedCache):
     def saturation(self) -> Saturation:
         """What the KV heads of every layer could not store as it came, since the creation.
 
-        Raises kvx.UnsupportedError: the cache lies on a GPU, where it is not counted.
+        On a GPU the call waits for the cache's stream.
         """
         return Saturation._of(super().head_counts())
 

@@ -48,7 +48,7 @@ class CacheFigures:
     same_top_percent: tokens where both caches put the same token first
     outputs, logits:  errors of attention's outputs, and of its logits before the softmax, by layer
                       and KV head; None where they were not measured
-    saturated_inputs: numbers that a static scale clipped; None on a GPU, where nothing counts them
+    saturated_inputs: numbers that a static scale clipped
     nonfinite_inputs: NaN or infinite numbers without a code
     """
 

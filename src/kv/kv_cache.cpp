@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/log.hpp"
+#include "device/cuda_caller.hpp"
 #include "kv/kv_step.hpp"
 
 namespace kvx::kv {
@@ -85,11 +86,18 @@ int64_t KvCache::nonfinite_inputs() const {
 }
 
 Result<std::vector<LayerCounts>> KvCache::head_counts() const {
+  KVX_RETURN_IF_ERROR(verbs_->synchronize());
+  std::optional<device::CurrentCudaDevice> current;
   if (storage().place) {
-    return unsupported("the cache lies on a GPU; saturation is counted in caches on the CPU alone");
+    KVX_ASSIGN_OR_RETURN(auto set,
+                         device::CurrentCudaDevice::set(storage().place->context.device.index));
+    current.emplace(std::move(set));
   }
   std::vector<LayerCounts> counts;
-  for (const auto& layer : storage().layers) counts.push_back(layer->counts());
+  for (const auto& layer : storage().layers) {
+    KVX_ASSIGN_OR_RETURN(LayerCounts of_layer, layer->counts());
+    counts.push_back(std::move(of_layer));
+  }
   return counts;
 }
 

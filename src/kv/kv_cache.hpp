@@ -218,10 +218,10 @@ class KvCache {
   // GPU this waits; an error of what was launched is logged and counts none.
   int64_t nonfinite_inputs() const;
   // Numbers that packed blocks could not store as they came, since creation, [num_layers]: finite
-  // ones beyond the largest code and those of nonfinite_inputs(). UNSUPPORTED: the cache lies on a
-  // GPU, whose kernels do not count them by head.
+  // ones beyond the largest code and those of nonfinite_inputs(). On a GPU this waits;
+  // INTERNAL_ERROR: some of what was launched failed.
   Result<std::vector<LayerCounts>> head_counts() const;
-  // The saturated ones of all heads; none: as head_counts().
+  // The saturated ones of all heads; none where head_counts() fails.
   std::optional<int64_t> saturated_inputs() const;
   // KvStep::check_rows, of begin_step's.
   Status check_step_rows() const;

@@ -150,8 +150,9 @@ void Metrics::add_tier(const Labels& labels, const tier::HostTierSnapshot& seen)
   }
 }
 
-// A cache on a GPU counts no heads, and asking it for the rest would wait for the device.
+// Asking a cache on a GPU would wait for the device, and end what captures its stream.
 void Metrics::add_inputs(const kv::KvCache& cache, const Labels& labels) {
+  if (cache.config().cuda) return;
   const Result<std::vector<kv::LayerCounts>> layers = cache.head_counts();
   if (!layers.ok()) return;
   for (size_t layer = 0; layer < layers.value().size(); ++layer) {

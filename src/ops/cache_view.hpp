@@ -56,8 +56,8 @@ struct ChannelAddress {
   }
 };
 
-// What one KV head's K or V could not store as it came (ops/append/saturation.hpp). The CPU's verbs
-// add to it, from several threads.
+// What one KV head's K or V could not store as it came (format/saturation.hpp). The verbs add to
+// it, from several threads; it lies where the blocks lie.
 struct HeadCounts {
   int64_t nonfinite = 0;  // AppendReport's
   int64_t saturated = 0;  // finite numbers beyond the largest code

@@ -1,4 +1,6 @@
 // Owned caches of the ABI in a GPU's memory: the host cache's rows and attention.
+#include <limits>
+
 #include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
@@ -67,6 +69,35 @@ class GpuAbiCache : public GpuTest {
     EXPECT_EQ(gathered, host_rows);
   }
 };
+
+// E4M3 under a scale of 1 ends at 448; the counts are read when somebody asks.
+TEST_F(GpuAbiCache, CountsWhatAHeadCouldNotStore) {
+  auto made = device_cache("fp8_e4m3");
+  ASSERT_TRUE(made.ok()) << kvx_last_error();
+  api::Cache cache = std::move(*made);
+  EXPECT_EQ(cache.snapshot()->saturated_inputs, 0);
+  std::vector<float> q = test_rows(kTokens, kQHeads, kOwnedDim, 0.7f);
+  std::vector<float> k = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.0f);
+  std::vector<float> v = test_rows(kTokens, kOwnedHeads, kOwnedDim, 0.5f);
+  k[kOwnedDim + 3] = 500.0f;  // head 1
+  k[kOwnedDim + 5] = -1e6f;
+  v[2] = 470.0f;  // head 0
+  v[3] = std::numeric_limits<float>::quiet_NaN();
+  begin(cache, *cache.create_sequence());
+  Mirror mirror(memory());
+  std::vector<float> out(q.size());
+  api_test::step_layers(
+      cache, api::rows(mirror.add(q), KVX_DTYPE_F32), api::rows(mirror.add(k), KVX_DTYPE_F32),
+      api::rows(mirror.add(v), KVX_DTYPE_F32), api::rows(mirror.add(out), KVX_DTYPE_F32));
+  ASSERT_TRUE(cache.end_step().ok());
+  const kvx_head_counts_t first = *cache.head_counts(1, 0);
+  const kvx_head_counts_t second = *cache.head_counts(1, 1);
+  EXPECT_EQ(first.k_saturated, 0);
+  EXPECT_EQ(first.v_saturated, 1);
+  EXPECT_EQ(second.k_saturated, 2);
+  EXPECT_EQ(second.v_saturated, 0);
+  EXPECT_EQ(cache.snapshot()->saturated_inputs, 3 * api_test::kOwnedLayers);
+}
 
 TEST_F(GpuAbiCache, HoldsAndAttendsToTheHostsRows) {
   expect_the_hosts_rows("int8");

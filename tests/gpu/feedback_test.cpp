@@ -6,6 +6,7 @@
 #include "ops/append/append_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
+#include "tests/gpu/layer_counts.hpp"
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
 
@@ -91,6 +92,7 @@ class GpuFeedback : public GpuTest {
     const Tables tables(shape.num_heads, shape.k_dim);
     TestLayer host(spec, spec, shape);
     TestLayer device(spec, spec, shape);
+    LayerCounts host_counts(host, shape.num_heads), device_counts(device, shape.num_heads);
     for (TestLayer* layer : {&host, &device}) {
       layer->k.view.feedback = weights.data();
       if (spec.scale_source != format::ScaleSource::kGiven) continue;
@@ -125,6 +127,8 @@ class GpuFeedback : public GpuTest {
     synchronize();
     on_device.fetch(mirror);
     expect_same_bytes(host, device);
+    device_counts.fetch(mirror);
+    expect_same_counts(host_counts, device_counts);
     EXPECT_EQ(counters.read().nonfinite_inputs,
               static_cast<uint64_t>(report.value().nonfinite_inputs));
     EXPECT_EQ(counters.read().out_of_range, 0u);

@@ -52,7 +52,8 @@ class Mirror {
  public:
   explicit Mirror(cache::Memory& memory) : memory_(memory) {}
 
-  // The device's copy of [host, host + bytes).
+  // The device's copy of [host, host + bytes). Earlier copies of the same memory stay where they
+  // are: K and V may have one table. at() and fetch() are of the latest.
   template <class T>
   T* add(T* host, int64_t count) {
     if (host == nullptr || count == 0) return nullptr;
@@ -62,7 +63,9 @@ class Mirror {
     EXPECT_TRUE(region.ok());
     EXPECT_TRUE(device::cuda_copy(region.value().data(), begin, bytes).ok());
     uint8_t* data = region.value().data();
-    pieces_.insert_or_assign(begin, Piece{std::move(region).value(), bytes});
+    Piece& piece = pieces_[begin];
+    if (piece.bytes > 0) earlier_.push_back(std::move(piece.region));
+    piece = {std::move(region).value(), bytes};
     return reinterpret_cast<T*>(data);
   }
   template <class T>
@@ -91,10 +94,11 @@ class Mirror {
  private:
   struct Piece {
     cache::Region region;
-    int64_t bytes;
+    int64_t bytes = 0;
   };
   cache::Memory& memory_;
   std::map<const uint8_t*, Piece> pieces_;
+  std::vector<cache::Region> earlier_;
 };
 
 // The counters of verbs, on the device.

@@ -40,6 +40,7 @@ class MirroredLayer {
       }
       side->feedback =
           mirror.add(side->feedback, int64_t{host.num_kv_heads} * side->head_dim * side->head_dim);
+      side->counts = mirror.add(side->counts, host.num_kv_heads);
     }
     view_ = host;
     view_.runs = {&run_, 1};

@@ -289,11 +289,6 @@ TEST(KvCache, CountsWhatAStaticScaleClipsByLayerAndHead) {
   // Clipped on the way into a packed block, whether that is append's or a window's.
   for (const char* recipe : {"int8:source=given", "int8:source=given,recent=1"}) {
     auto cache = created(config_of_given(recipe));
-    if (is_on_gpu()) {
-      EXPECT_EQ(cache->head_counts().error().code, ErrorCode::kUnsupported);
-      EXPECT_FALSE(cache->saturated_inputs().has_value());
-      continue;
-    }
     EXPECT_EQ(cache->saturated_inputs(), 0);
     feed(*cache, cache->create_sequence().value(), stream, 0, kTokens, 4);
     const std::vector<LayerCounts> layers = cache->head_counts().value();
@@ -312,7 +307,6 @@ TEST(KvCache, CountsWhatAStaticScaleClipsByLayerAndHead) {
 }
 
 TEST(KvCache, CountsHeadsOfAnOverrideWhereTheyAre) {
-  if (is_on_gpu()) return;  // counted on the CPU alone, as the test above shows
   Stream stream(4);
   for (float& x : stream.k) x = 1.0f;
   for (float& x : stream.v) x = 1.0f;

@@ -25,9 +25,11 @@ FormatSpec spec_of(const char* format, format::ScaleSource source,
       .value();
 }
 
-// Saturated numbers of rows [rows.size() / head_dim, head_dim] at a level.
+// Saturated numbers of rows [rows.size() / head_dim, head_dim] at a level. feedback: [head_dim,
+// head_dim], or null.
 int64_t saturated(CpuLevel level, const FormatSpec& spec, int head_dim,
-                  const std::vector<float>& rows, float scale, float tensor_scale = 1.0f) {
+                  const std::vector<float>& rows, float scale, float tensor_scale = 1.0f,
+                  const float* feedback = nullptr) {
   const int n = static_cast<int>(rows.size()) / head_dim;
   TestSide side(spec, head_dim, 1, n, 1, Order::kNhd);
   side.fill_scales(format::round_scale(spec.scale_type, scale));
@@ -44,6 +46,7 @@ int64_t saturated(CpuLevel level, const FormatSpec& spec, int head_dim,
                               side.view.scales.token_stride,
                               side.view.scales.group_stride};
   params.saturated = &count;
+  params.feedback = feedback;
   cpu::kernel_table(level).of(spec).encode_rows(params);
   return count;
 }
@@ -102,6 +105,35 @@ TEST_P(Saturation, OfNvfp4IsWhatItsLargestScaleCannotReach) {
       EXPECT_EQ(saturated(GetParam(), spec, head_dim, rows, 1.0f), 3);
     }
   }
+}
+
+// An error of 0.4 times a weight of 5 moves the next number, 126, beyond 127.5.
+TEST_P(Saturation, WithErrorFeedbackIsOfTheNumbersThatAreRounded) {
+  const FormatSpec spec = spec_of("int8", format::ScaleSource::kGiven);
+  for (const int head_dim : {64, 72}) {
+    std::vector<float> weights(static_cast<size_t>(head_dim) * head_dim);
+    weights[1] = 5.0f;  // of number 0's error, to number 1
+    std::vector<float> rows(6 * head_dim);
+    rows[0] = 0.4f, rows[1] = 126.0f;
+    rows[head_dim] = -0.4f, rows[head_dim + 1] = 128.0f;  // moved back within the codes
+    rows[2 * head_dim + 1] = 128.0f;                      // moved by nothing
+    rows[3 * head_dim] = 0x1p61f;                         // too large for feedback
+    rows[4 * head_dim] = kInfinity, rows[4 * head_dim + 5] = 300.0f;
+    EXPECT_EQ(saturated(GetParam(), spec, head_dim, rows, 1.0f, 1.0f, weights.data()), 4);
+    EXPECT_EQ(saturated(GetParam(), spec, head_dim, rows, 1.0f), 4);
+    std::fill(rows.begin() + head_dim, rows.end(), 0.0f);
+    EXPECT_EQ(saturated(GetParam(), spec, head_dim, rows, 1.0f, 1.0f, weights.data()), 1);
+    EXPECT_EQ(saturated(GetParam(), spec, head_dim, rows, 1.0f), 0);
+  }
+}
+
+TEST_P(Saturation, WithErrorFeedbackOfAComputedScaleIsWhatItsLargestCannotReach) {
+  const FormatSpec spec = spec_of("nvfp4", format::ScaleSource::kComputed);
+  std::vector<float> weights(64 * 64);
+  weights[2 * 64 + 3] = 1000.0f;  // of number 2's error, to number 3
+  std::vector<float> rows(5 * 64, 3000.0f);
+  EXPECT_EQ(saturated(GetParam(), spec, 64, rows, 1.0f, 1.0f, weights.data()), 5);
+  EXPECT_EQ(saturated(GetParam(), spec, 64, rows, 1.0f), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Saturation, testing::ValuesIn(tests::cpu_levels_here()),

@@ -59,6 +59,21 @@ def to_gpu(torch, arrays, dtype=None, device="cuda"):
     return [torch.from_numpy(x).to(device, dtype) for x in arrays]
 
 
+def test_saturated_inputs_are_the_cpus(torch):
+    counts = {}
+    for device in ("cpu", "cuda"):
+        rows = list(stream_of_rows(70))
+        rows[1][3, 1, :2] = (500, -1e6)  # E4M3 ends at 448
+        rows[2][9, 0, 5] = np.nan
+        cache = new_cache(device, "fp8_e4m3", num_layers=2)
+        feed(cache, cache.create_sequence(), *(rows if device == "cpu" else to_gpu(torch, rows)))
+        counts[device] = cache.saturation()
+    assert counts["cuda"].k_clipped.tolist() == [[0, 2], [0, 2]]
+    for name in ("k_clipped", "v_clipped", "k_nonfinite", "v_nonfinite"):
+        expected, found = (getattr(counts[device], name) for device in ("cpu", "cuda"))
+        assert found.tolist() == expected.tolist(), name
+
+
 def attended(torch, tensors):
     """What a fresh cache of f32 holds, read back."""
     cache = new_cache(recipe="f32")

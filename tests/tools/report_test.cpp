@@ -132,8 +132,8 @@ CompareReport report_with_heads() {
   }
   report.caches[1].heads[2] = {0.98, 0.2};
   report.caches[1].logit_heads[1] = {0.97, 0.3};
-  (*report.caches[1].saturation)[1].v[1].saturated = 5;
-  (*report.caches[1].saturation)[0].k[0].saturated = 2;
+  report.caches[1].saturation[1].v[1].saturated = 5;
+  report.caches[1].saturation[0].k[0].saturated = 2;
   return report;
 }
 
@@ -168,10 +168,9 @@ TEST(Gates, FailOnWhatWasNotMeasuredAndOnWhatIsNoNumber) {
   CompareReport report = report_with_heads();
   for (CacheReport& cache : report.caches) {
     cache.logit_heads.clear();
-    cache.saturation.reset();
   }
   report.caches[1].heads[3].relative_error = std::nan("");
-  EXPECT_EQ(failures(report, "logit_error>9,saturated>9").size(), 2u);
+  EXPECT_EQ(failures(report, "logit_error>9,logit_cosine<0.1").size(), 2u);
   EXPECT_THAT(failures(report, "error>9")[0], HasSubstr("error is nan in layer 1, KV head 1"));
 }
 

@@ -36,7 +36,7 @@ StressReport small_report() {
   kv::LayerCounts counts;  // nothing that is not finite; 3 saturated numbers in K, 1 in V
   counts.k = {{0, 0}, {0, 3}};
   counts.v = {{0, 1}, {0, 0}};
-  report.caches[1].saturation.emplace(1, counts);
+  report.caches[1].saturation = {counts};
   report.retrieval = {answers(quality::RetrievalTask::kPasskey, 2048, 100, 0.02),
                       answers(quality::RetrievalTask::kPasskey, 4096, 50, 0.2),
                       answers(quality::RetrievalTask::kNeedles, 2048, 87.5, 0.1)};

@@ -28,10 +28,6 @@ bool shares_prefixes(const RunOptions& options) {
 }
 
 Result<Session> open_run(const RunOptions& options) {
-  if (options.shows_stats && options.session.device != "cpu") {
-    return unsupported("stats are counted in caches on the CPU alone; device is {}",
-                       options.session.device);
-  }
   if (!options.prefix_cache.empty()) {
     KVX_RETURN_IF_ERROR(check_can_replace("prefix-cache", options.prefix_cache));
   }

@@ -87,7 +87,7 @@ Status save_prefixes(Session& session, const std::string& path);
 // "prefill 35 tokens, 290 tokens/s; decode ...": to stderr, so that stdout is the text alone.
 void print_speed(const Session& session, const runner::GenerateResult& result);
 // What the cache could not store as it came: a line, and one for each KV head that has any; to
-// stderr. UNSUPPORTED: KvCache::head_counts.
+// stderr. Errors are KvCache::head_counts's.
 Status print_stats(const Session& session);
 
 }  // namespace kvx::tool

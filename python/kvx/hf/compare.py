@@ -83,14 +83,13 @@ def compare(
 
 
 def _added(counts, cache):
-    """Saturated and non-finite inputs so far; saturated ones are not known on a GPU."""
+    """Saturated and non-finite inputs so far."""
     layers = [layer.cache for layer in cache.layers]
-    on_cpu = all(layer.device == "cpu" for layer in layers)
-    saturated = sum(layer.saturation().clipped for layer in layers) if on_cpu else None
+    saturated = sum(layer.saturation().clipped for layer in layers)
     nonfinite = sum(layer.nonfinite_inputs() for layer in layers)
     if counts is None:
         return saturated, nonfinite
-    return (saturated + counts[0] if on_cpu else None), nonfinite + counts[1]
+    return saturated + counts[0], nonfinite + counts[1]
 
 
 def _logits(model, window, cache, count):

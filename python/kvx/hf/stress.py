@@ -62,13 +62,13 @@ class DriftPart:
 class StressReport:
     """retrieval: a RetrievalScore for each task, length and cache, the base cache first;
     drift: a DriftPart for each part of the text and each cache but the base;
-    clipped: inputs that a static scale clipped, a cache; None on a GPU;
+    clipped: inputs that a static scale clipped, a cache;
     nonfinite: inputs that are no finite number and have no code, likewise"""
 
     retrieval: list[RetrievalScore]
     drift: list[DriftPart]
-    clipped: dict[str, int | None]
-    nonfinite: dict[str, int | None]
+    clipped: dict[str, int]
+    nonfinite: dict[str, int]
 
     _HEADER = ("cache", "task", "tokens", "questions", "exact %", "nll", "nll change")
 
@@ -135,8 +135,7 @@ def stress(
 def _figure(report, cache, name):
     """A gate's figure of a cache, (value, place), where it is worst; NaN where none is known."""
     if name in ("saturated", "nonfinite"):
-        count = (report.clipped if name == "saturated" else report.nonfinite)[cache]
-        return (math.nan if count is None else float(count)), {}
+        return float((report.clipped if name == "saturated" else report.nonfinite)[cache]), {}
     scores = [score for score in report.retrieval if score.cache == cache]
     if name == "drift":
         found = [(part.kl.value, part._where) for part in report.drift if part.cache == cache]
@@ -174,11 +173,7 @@ class _Stress:
             return self.model(input_ids=ids, logits_to_keep=count, **options).logits[0].float()
 
     def add_counts(self, recipe, cache):
-        layers = [layer.cache for layer in cache.layers]
-        if any(layer.device != "cpu" for layer in layers):
-            self.clipped[recipe] = self.nonfinite[recipe] = None
-            return
-        for counts in (layer.saturation() for layer in layers):
+        for counts in (layer.cache.saturation() for layer in cache.layers):
             self.clipped[recipe] += counts.clipped
             self.nonfinite[recipe] += int(counts.k_nonfinite.sum() + counts.v_nonfinite.sum())
 

@@ -99,10 +99,8 @@ Result<std::unique_ptr<LayerStore>> LayerStore::create(
   KVX_ASSIGN_OR_RETURN(store->tables_, LayerTables::create(geometry, layer, plan, calibration));
   if (device != nullptr) {
     KVX_RETURN_IF_ERROR(store->tables_.place_in(*device->memory));
-  } else {
-    store->counts_.k.resize(geometry.num_kv_heads);
-    store->counts_.v.resize(geometry.num_kv_heads);
   }
+  KVX_RETURN_IF_ERROR(store->create_counts(geometry.num_kv_heads, device));
   store->create_packed(geometry, plan, packed, device);
   if (full_precision.layout != nullptr) {
     store->create_full_precision(geometry, plan, full_precision_spec, full_precision);
@@ -133,10 +131,8 @@ void LayerStore::create_packed(const CacheGeometry& geometry, const LayerPlan& p
                          run.num_heads,
                          side_view(run.rotary, geometry.rotary_dim(), memory, at, at.k_more),
                          {}};
-    if (device == nullptr) {
-      stored.k.counts = more.k.counts = counts_.k.data() + run.first_head;
-      stored.v.counts = counts_.v.data() + run.first_head;
-    }
+    stored.k.counts = more.k.counts = counts_of(true) + run.first_head;
+    stored.v.counts = counts_of(false) + run.first_head;
     if (geometry.is_latent) stored.v = ops::prefix_of(stored.k, geometry.v_head_dim);
     packed_.runs.push_back(stored);
     if (plan.has_segments) packed_.more_runs.push_back(more);
@@ -170,13 +166,37 @@ void LayerStore::create_full_precision(const CacheGeometry& geometry, const Laye
   full_precision_in_packed_runs_.complete(geometry, memory);
 }
 
-LayerStore::Counts LayerStore::counts() const {
+Status LayerStore::create_counts(int num_kv_heads, const CudaPlace* device) {
+  counts_.k.resize(num_kv_heads);
+  counts_.v.resize(num_kv_heads);
+  if (device == nullptr) return {};
+  const int64_t bytes = int64_t{2} * num_kv_heads * static_cast<int64_t>(sizeof(ops::HeadCounts));
+  KVX_ASSIGN_OR_RETURN(counts_on_device_, device->memory->allocate(bytes, "counts of heads"));
+  return {};
+}
+
+ops::HeadCounts* LayerStore::counts_of(bool is_k) const {
+  if (counts_on_device_.bytes() == 0) return is_k ? counts_.k.data() : counts_.v.data();
+  auto* const counts = reinterpret_cast<ops::HeadCounts*>(counts_on_device_.data());
+  return is_k ? counts : counts + counts_.k.size();
+}
+
+Result<LayerStore::Counts> LayerStore::counts() const {
+  if (counts_on_device_.bytes() > 0) return counts_on_device();
   const auto copy = [](std::vector<ops::HeadCounts>& counts) {
     std::vector<ops::HeadCounts> copies;
     for (ops::HeadCounts& one : counts) copies.push_back(ops::load_counts(one));
     return copies;
   };
-  return {copy(counts_.k), copy(counts_.v)};
+  return Counts{copy(counts_.k), copy(counts_.v)};
+}
+
+Result<LayerStore::Counts> LayerStore::counts_on_device() const {
+  const auto num_heads = std::ssize(counts_.k);
+  std::vector<ops::HeadCounts> both(static_cast<size_t>(2 * num_heads));
+  const int64_t bytes = std::ssize(both) * static_cast<int64_t>(sizeof(ops::HeadCounts));
+  KVX_RETURN_IF_ERROR(device::cuda_copy(both.data(), counts_on_device_.data(), bytes));
+  return Counts{{both.begin(), both.begin() + num_heads}, {both.begin() + num_heads, both.end()}};
 }
 
 }  // namespace kvx::kv

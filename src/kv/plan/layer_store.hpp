@@ -46,12 +46,13 @@ class LayerStore {
   }
   const ops::LayerTransform& transform() const { return tables_.transform(); }
 
-  // What was lost on the way into packed blocks, [num_kv_heads] each. Empty on a device.
+  // What was lost on the way into packed blocks, [num_kv_heads] each. Requires: a device where the
+  // blocks lie is current, and its stream was waited for.
   struct Counts {
     std::vector<ops::HeadCounts> k;
     std::vector<ops::HeadCounts> v;
   };
-  Counts counts() const;
+  Result<Counts> counts() const;
 
  private:
   // A view with what it points to.
@@ -66,13 +67,18 @@ class LayerStore {
   };
 
   LayerStore() = default;
+  Status create_counts(int num_kv_heads, const CudaPlace* device);
+  // Of K or V, where the verbs add to them.
+  ops::HeadCounts* counts_of(bool is_k) const;
+  Result<Counts> counts_on_device() const;
   void create_packed(const CacheGeometry& geometry, const LayerPlan& plan,
                      const LayerMemory& memory, const CudaPlace* device);
   void create_full_precision(const CacheGeometry& geometry, const LayerPlan& plan,
                              const format::FormatSpec& spec, const LayerMemory& memory);
 
   LayerTables tables_;
-  mutable Counts counts_;  // atomic loads want them to be no constants
+  mutable Counts counts_;           // atomic loads want them to be no constants; zeros on a device
+  cache::Region counts_on_device_;  // [K and V, num_kv_heads]; none on the host
   OwnedView packed_;
   OwnedView full_precision_;
   OwnedView full_precision_in_packed_runs_;

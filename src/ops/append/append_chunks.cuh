@@ -285,8 +285,8 @@ __device__ inline void append_chunk(const AppendParams& params, const AppendSide
     apply_transform_chunk(append_transform(params, part, walk.head, walk.target.position_block),
                           walk.place, part.side.view.head_dim, chunk);
   }
-  const int counted = encode_chunk_of<Format>(side, walk.to, walk.place, chunk);
-  if (walk.place.is_inside) count_nonfinite(params, counted);
+  const LostNumbers lost = encode_chunk_of<Format>(side, walk.to, walk.place, chunk);
+  if (walk.place.is_inside) count_lost(params.counters, part.side, walk.head, lost);
 }
 
 template <DType Input, class Rows>

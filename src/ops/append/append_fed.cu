@@ -24,8 +24,9 @@ struct FedLaunch {
 };
 
 // encode_row as a function of its own: all kernels' rows without feedback share its code.
-static __device__ __noinline__ int encode_row_apart(const CudaSide& side, const RowTarget& to,
-                                                    float* x, int lane) {
+static __device__ __noinline__ LostNumbers encode_row_apart(const CudaSide& side,
+                                                            const RowTarget& to, float* x,
+                                                            int lane) {
   return encode_row(side, to, x, lane);
 }
 
@@ -120,7 +121,11 @@ class FedRows {
         const float step = own_steps()[chunk * kChunk / side_.group_length];
         return ChunkRounding<Format>{step, format::reciprocal(step), step < 0};
       };
-      row.template encode<Format>(rounding_of, stores<Format>());
+      const format::ScaleMaker maker =
+          format::scale_maker<Format>(side_.view.spec, to_.tensor_scale);
+      count_fed(row.template encode<Format>(
+          rounding_of, stores<Format>(),
+          format::saturation_limit<typename Format::Codec>(side_.view.spec.scale_source, maker)));
     } else if (side_.view.spec.scale_type == format::ScaleType::kF16) {
       encode_affine<Format, format::ScaleType::kF16>(row);
     } else {
@@ -183,7 +188,6 @@ class FedRows {
   __device__ void encode_others(bool takes_feedback) {
     is_fed_ = target_.is_stored && takes_feedback;
     const bool is_other = target_.is_stored && !takes_feedback && lane_ % Lanes == 0;
-    int counted = 0;
     for (unsigned left = __ballot_sync(kWholeWarp, is_other); left != 0; left &= left - 1) {
       const int from = __ffs(static_cast<int>(left)) - 1;
       const auto of_row = [from](uint8_t* pointer) {
@@ -192,9 +196,14 @@ class FedRows {
       };
       const RowTarget to = {of_row(to_.codes), of_row(to_.scales),
                             __shfl_sync(kWholeWarp, to_.tensor_scale, from)};
-      counted += encode_row_apart(side_, to, row(from / Lanes), lane_);
+      count_lost(params_.counters, side_, head_,
+                 encode_row_apart(side_, to, row(from / Lanes), lane_));
     }
-    count_nonfinite(params_, counted);
+  }
+
+  // saturated: of a row, the same in all of its lanes.
+  __device__ void count_fed(int saturated) const {
+    if (is_fed_ && lane_ % Lanes == 0) count_lost(params_.counters, side_, head_, 0, saturated);
   }
 
   template <class Format, format::ScaleType T>
@@ -217,7 +226,8 @@ class FedRows {
     if (target_.is_stored && lane_ % Lanes == 0) memcpy(to_.scales, &encoder.params, 4);
     encode_others(!encoder.has_nonfinite && largest < __float_as_uint(format::kFeedbackLimit));
     const AffineRounding<Format, T> rounding = {encoder};
-    row.template encode<Format>([&](int) { return rounding; }, stores<Format>());
+    row.template encode<Format>([&](int) { return rounding; }, stores<Format>(),
+                                {format::kFloatMax, false});
   }
 
   const AppendParams& params_;

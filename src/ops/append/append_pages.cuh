@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(PagesLaunch::kThreads)
     if constexpr (has_pages<Format>()) {
       const PageEncoder<Format, AppendRows> encoder{part.side, rows, head, scratch, lane};
       const AppendTokens tokens = {params, part};
-      count_nonfinite(params, encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x)));
+      const int nonfinite = encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x));
+      count_lost(params.counters, part.side, head, nonfinite, 0);
     }
   });
 }

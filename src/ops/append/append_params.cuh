@@ -90,10 +90,4 @@ __device__ inline TransformRow append_transform(const AppendParams& params, cons
                        part.side.view.head_dim, position_block);
 }
 
-__device__ inline void count_nonfinite(const AppendParams& params, int counted) {
-  if (counted > 0) {
-    atomicAdd(&params.counters->nonfinite_inputs, static_cast<unsigned long long>(counted));
-  }
-}
-
 }  // namespace kvx::ops::cuda

@@ -30,7 +30,7 @@ __device__ inline void append_row(const AppendParams& params, const AppendSide& 
   }
   apply_transform_row(append_transform(params, part, head, target.position_block), x,
                       side.view.head_dim, lane);
-  count_nonfinite(params, encode(side, to, x, lane));
+  count_lost(params.counters, side, head, encode(side, to, x, lane));
 }
 
 }  // namespace kvx::ops::cuda

@@ -95,29 +95,44 @@ __device__ inline ChunkStep chunk_step(const CudaSide& side, const RowTarget& to
   return {step, format::reciprocal(step), false, is_zeroed};
 }
 
-// Any numbers, by the definition. Returns how many of them no code can express.
 template <class Format>
-__device__ inline int encode_extremes(const Chunk& chunk, const ChunkStep& step,
-                                      bool is_interleaved, uint32_t (&words)[kChunkWords<Format>]) {
+__device__ inline int count_saturated(const Chunk& chunk, const CudaSide& side, const RowTarget& to,
+                                      float inverse) {
+  const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const auto limit =
+      format::saturation_limit<typename Format::Codec>(side.view.spec.scale_source, maker);
+  if (limit.is_none()) return 0;
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) count += limit.is_exceeded_by(chunk.x[i], inverse);
+  return count;
+}
+
+// Any numbers, by the definition.
+template <class Format>
+__device__ inline LostNumbers encode_extremes(const Chunk& chunk, const ChunkStep& step,
+                                              const CudaSide& side, const RowTarget& to,
+                                              uint32_t (&words)[kChunkWords<Format>]) {
   using Codec = typename Format::Codec;
   typename Codec::Code codes[kChunk];
   const bool is_zero = step.is_given && !(step.step > 0);
-  int counted = 0;
+  LostNumbers lost;
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     const float x = chunk.x[i];
     const bool is_number = format::is_finite(x);
     codes[i] = is_number ? Codec::encode(is_zero ? 0.0f : finite_product(x, step.inverse))
                          : Codec::encode_nonfinite(x);
-    counted += !is_number && Codec::kCountsNonfinite ? 1 : 0;
+    lost.add_nonfinite(!is_number && Codec::kCountsNonfinite);
   }
+  lost.add_saturated(count_saturated<Format>(chunk, side, to, step.inverse));
   pack_chunk<Format>(codes, words);
   if constexpr (kMayHaveInterleaved<Format>) {
-    if (is_interleaved) {
+    if (side.view.is_interleaved) {
       for (uint32_t& word : words) word = format::interleaved_from_nibbles(word);
     }
   }
-  return counted;
+  return lost;
 }
 
 // is_interleaved: of formats that may have them.
@@ -137,18 +152,32 @@ __device__ inline void pack_products(const float (&products)[kChunk],
   }
 }
 
+// Whether a chunk's codes under a given scale are the hardware's, and none of its numbers is
+// saturated. Requires: its products are below HardwareCodes::kMost.
+template <class Codec>
+__device__ inline bool fits_given_step(const ChunkStep& step, float magnitude) {
+  if (!step.is_given) return true;
+  constexpr float kMost = format::saturation_product<Codec>();
+  if constexpr (HardwareCodes<Codec>::kMost <= kMost) {
+    return step.step > 0;
+  } else {
+    return step.step > 0 && magnitude * step.inverse <= kMost;
+  }
+}
+
 template <class Format>
-__device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget& to,
-                                          const ChunkPlace& place, const Chunk& chunk) {
-  using Hardware = HardwareCodes<typename Format::Codec>;
+__device__ inline LostNumbers encode_scaled_chunk(const CudaSide& side, const RowTarget& to,
+                                                  const ChunkPlace& place, const Chunk& chunk) {
+  using Codec = typename Format::Codec;
+  using Hardware = HardwareCodes<Codec>;
   const float magnitude = chunk_magnitude(chunk);
   const ChunkStep step = chunk_step<Format>(side, to, place, magnitude);
   uint32_t words[kChunkWords<Format>] = {};
-  int counted = 0;
+  LostNumbers lost;
   // Where kUnit is not 1, a product below the normal numbers is so small that its code is 0 anyway.
   constexpr float kLeastInverse = Hardware::kUnit == 1.0f ? 0.0f : 0x1p-100f;
   const bool is_ordinary = magnitude * step.inverse < Hardware::kMost &&
-                           step.inverse >= kLeastInverse && (step.step > 0 || !step.is_given);
+                           step.inverse >= kLeastInverse && fits_given_step<Codec>(step, magnitude);
   if (is_ordinary && !step.is_zeroed) {
     const float inverse = step.inverse * Hardware::kUnit;
     float products[kChunk];
@@ -156,10 +185,12 @@ __device__ inline int encode_scaled_chunk(const CudaSide& side, const RowTarget&
     for (int i = 0; i < kChunk; ++i) products[i] = chunk.x[i] * inverse;
     pack_products<Format>(products, words, side.view.is_interleaved);
   } else if (!step.is_zeroed) {
-    counted = encode_extremes<Format>(chunk, step, side.view.is_interleaved, words);
+    lost = encode_extremes<Format>(chunk, step, side, to, words);
+  } else if (magnitude != 0) {  // its group has a NaN or an infinity
+    lost.add_saturated(count_saturated<Format>(chunk, side, to, step.inverse));
   }
   store_codes<Format>(words, place, to.codes);
-  return counted;
+  return lost;
 }
 
 // Whether packed F16 or BF16 numbers are all finite: zero times anything else is a NaN.
@@ -313,11 +344,10 @@ __device__ inline void encode_affine_bf16(const RowTarget& to, const ChunkPlace&
   store_codes<Format>(words, place, to.codes);
 }
 
-// Returns the lane's count of non-finite numbers that no code can express. Whole warps come
-// here together.
+// Returns what the lane could not store as it came. Whole warps come here together.
 template <class Format>
-__device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
-                                      const ChunkPlace& place, const Chunk& chunk) {
+__device__ inline LostNumbers encode_chunk_of(const CudaSide& side, const RowTarget& to,
+                                              const ChunkPlace& place, const Chunk& chunk) {
   using Codec = typename Format::Codec;
   if constexpr (format::is_affine<Format>()) {
     if (side.view.spec.scale_type == format::ScaleType::kF16) {
@@ -325,21 +355,21 @@ __device__ inline int encode_chunk_of(const CudaSide& side, const RowTarget& to,
     } else {
       encode_affine_bf16<Format>(to, place, chunk);
     }
-    return 0;
+    return {};
   } else if constexpr (format::is_plain<Format>()) {
     encode_plain_chunk<Format>(to, place, chunk);
-    return 0;
+    return {};
   } else {
     return encode_scaled_chunk<Format>(side, to, place, chunk);
   }
 }
 
-__device__ inline int encode_chunk(const CudaSide& side, const RowTarget& to,
-                                   const ChunkPlace& place, const Chunk& chunk) {
-  int counted = 0;
+__device__ inline LostNumbers encode_chunk(const CudaSide& side, const RowTarget& to,
+                                           const ChunkPlace& place, const Chunk& chunk) {
+  LostNumbers lost;
   visit_chunk_format(
-      side.id, [&]<class Format>() { counted = encode_chunk_of<Format>(side, to, place, chunk); });
-  return counted;
+      side.id, [&]<class Format>() { lost = encode_chunk_of<Format>(side, to, place, chunk); });
+  return lost;
 }
 
 }  // namespace kvx::ops::cuda

@@ -60,6 +60,7 @@ struct ErrorOfChunks {
 template <class Format>
 struct ChunkRounding {
   using Codec = typename Format::Codec;
+  static constexpr bool kMaySaturate = true;
   float step;
   float inverse;
   bool is_zero;
@@ -71,10 +72,17 @@ struct ChunkRounding {
     const float value = is_zero ? 0.0f : hardware_rounded<Codec>(number * inverse) * step;
     return format::clamp(number - value, -format::kFeedbackLimit, format::kFeedbackLimit);
   }
+  // Requires: number is finite, as all of a fed row are.
+  __device__ __forceinline__ bool is_beyond(const format::SaturationLimit& limit,
+                                            float number) const {
+    const float factor = limit.is_of_product ? inverse : 1.0f;
+    return !is_zero && fabsf(number * factor) > limit.most;
+  }
 };
 template <class Format, format::ScaleType T>
 struct AffineRounding {
   using Codec = typename Format::Codec;
+  static constexpr bool kMaySaturate = false;
   format::AffineEncoder encoder;
 
   __device__ __forceinline__ typename Codec::Code code(float number) const {
@@ -95,9 +103,12 @@ struct FedRow {
   int head_dim;
   int part;  // which of the row's lanes
 
-  // rounding_of(chunk); store(chunk, codes).
+  // rounding_of(chunk); store(chunk, codes). Returns how many of the numbers that it rounds are
+  // beyond the limit.
   template <class Format, class RoundingOf, class Store>
-  __device__ __forceinline__ void encode(const RoundingOf& rounding_of, const Store& store) const {
+  __device__ __forceinline__ int encode(const RoundingOf& rounding_of, const Store& store,
+                                        const format::SaturationLimit& limit) const {
+    int saturated = 0;
 #pragma unroll 1
     for (int first = 0; first < head_dim; first += kChunk) {
       add_earlier_errors(first);
@@ -110,6 +121,9 @@ struct FedRow {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i, row += head_dim) {
         codes[i] = rounding.code(numbers[i]);
+        if constexpr (decltype(rounding)::kMaySaturate) {
+          saturated += rounding.is_beyond(limit, numbers[i]);
+        }
         const float error = rounding.error(numbers[i]);
 #pragma unroll
         for (int first_of_four = (i + 1) / 4 * 4; first_of_four < kChunk; first_of_four += 4) {
@@ -131,6 +145,7 @@ struct FedRow {
       __syncwarp();
       if (part == 0) store(first / kChunk, codes);
     }
+    return saturated;
   }
 
  private:

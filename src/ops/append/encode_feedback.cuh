@@ -4,6 +4,7 @@
 
 #include "format/feedback.hpp"
 #include "format/packing.hpp"
+#include "format/saturation.hpp"
 #include "format/traits.hpp"
 #include "ops/cuda/side.cuh"
 
@@ -36,8 +37,9 @@ template <class Format, class StepOf>
 class GroupRounding {
  public:
   using Codec = typename Format::Codec;
-  __device__ GroupRounding(const CudaSide& side, uint64_t groups, const StepOf& step_of)
-      : group_length_(side.group_length), groups_(groups), step_of_(step_of) {}
+  __device__ GroupRounding(const CudaSide& side, uint64_t groups, const StepOf& step_of,
+                           const format::SaturationLimit& limit)
+      : group_length_(side.group_length), groups_(groups), step_of_(step_of), limit_(limit) {}
 
   __device__ format::FedCode<Codec> operator()(float number) {
     if (left_ == 0) {
@@ -48,13 +50,19 @@ class GroupRounding {
       ++group_;
     }
     --left_;
+    saturated_ += !is_zero_ && limit_.is_exceeded_by(number, inverse_);
     return format::round_fed<Codec>(step_, inverse_, is_zero_, number);
   }
+
+  // Of the numbers that were rounded.
+  __device__ int num_saturated() const { return saturated_; }
 
  private:
   int group_length_;
   uint64_t groups_;
   const StepOf& step_of_;
+  format::SaturationLimit limit_;
+  int saturated_ = 0;
   int group_ = 0;
   int left_ = 0;
   float step_ = 0;

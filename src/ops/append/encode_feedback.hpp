@@ -1,11 +1,15 @@
 // feed_back: rounds rows again, with error feedback, under the scales that encode_rows gave them.
 // The arithmetic is format/feedback.hpp's; here are the loops, some rows side by side.
+//
+// What is saturated is counted here: of a row with feedback the numbers that are rounded, which are
+// its own with the errors of those before them, and of another row its own.
 #pragma once
 
 #include "format/feedback.hpp"
 #include "format/packing.hpp"
 #include "format/traits.hpp"
 #include "ops/append/encode_row.hpp"
+#include "ops/append/saturation.hpp"
 #include "ops/cpu/lanes.hpp"
 
 namespace kvx::ops::cpu {
@@ -28,11 +32,20 @@ template <class Format>
 class FeedbackEncoder {
  public:
   explicit FeedbackEncoder(const EncodeParams& params)
-      : params_(params), maker_(format::scale_maker<Format>(*params.spec, params.tensor_scale)) {}
+      : params_(params), maker_(format::scale_maker<Format>(*params.spec, params.tensor_scale)) {
+    if constexpr (!kIsAffine) {
+      limit_ = format::saturation_limit<Codec>(params.spec->scale_source, maker_);
+      counts_ = params.saturated != nullptr && !limit_.is_none();
+    }
+  }
 
   void encode_all() {
     for (int t = params_.first_token; t < params_.first_token + params_.num_tokens; ++t) {
-      if (!take(encode_row(params_, t))) continue;  // stays as it is
+      const EncodeRow row = encode_row(params_, t);
+      if (!take(row)) {  // stays as it is
+        if (counts_) count_row(row);
+        continue;
+      }
       if (++num_rows_ == kFedRows) round_rows();
     }
     round_rows();
@@ -65,6 +78,24 @@ class FeedbackEncoder {
     return true;
   }
 
+  // Of a row without feedback.
+  void count_row(const EncodeRow& row) const {
+    const int size = group_size();
+    const uint8_t* scale = row.scales;
+    for (int first = 0; first < params_.head_dim;
+         first += size, scale += params_.scale_group_stride) {
+      const int n = params_.head_dim - first < size ? params_.head_dim - first : size;
+      const float step =
+          limit_.is_of_product ? maker_.step(format::load_scale(maker_.type, scale)) : 1.0f;
+      *params_.saturated += count_saturated(limit_, step, row.x + first, n);
+    }
+  }
+
+  int group_size() const {
+    return params_.spec->group_size == format::kWholeRow ? params_.head_dim
+                                                         : params_.spec->group_size;
+  }
+
   bool take_params(const EncodeRow& row) {
     format::AffineParams params;
     memcpy(&params.scale, row.scales, 2);
@@ -78,8 +109,7 @@ class FeedbackEncoder {
   }
 
   void take_groups(const EncodeRow& row) {
-    const int size =
-        params_.spec->group_size == format::kWholeRow ? params_.head_dim : params_.spec->group_size;
+    const int size = group_size();
     const uint8_t* scale = row.scales;
     for (int first = 0; first < params_.head_dim;
          first += size, scale += params_.scale_group_stride) {
@@ -103,6 +133,14 @@ class FeedbackEncoder {
     }
   }
 
+  // Of a group that has none but zeros all codes are 0, whatever errors come to its numbers.
+  KVX_INLINE void count_number(int row, int i) const {
+    if constexpr (!kIsAffine) {
+      const Rounding& r = roundings_[row][i];
+      *params_.saturated += !r.is_zero && limit_.is_exceeded_by(numbers_[row][i], r.inverse);
+    }
+  }
+
   void round_rows() {
     const int n = params_.head_dim;
     for (int i = 0; i < n; ++i) {
@@ -111,6 +149,7 @@ class FeedbackEncoder {
         const format::FedCode<Codec> fed = round(row, i);
         codes_[row][i] = fed.code;
         errors[row] = fed.error;
+        if (counts_) count_number(row, i);
       }
       // Whole parts: a weight at or before the diagonal is 0 and its number already rounded.
       const int first = (i + 1) / kPartNumbers * kPartNumbers;
@@ -127,6 +166,8 @@ class FeedbackEncoder {
 
   const EncodeParams& params_;
   format::ScaleMaker maker_;
+  format::SaturationLimit limit_ = {format::kFloatMax, false};
+  bool counts_ = false;  // whether somebody wants saturated numbers and there may be any
   // Up to kFedRows rows are rounded side by side; the arrays below have an entry for each.
   int num_rows_ = 0;
   uint8_t* targets_[kFedRows];

@@ -144,7 +144,7 @@ struct PageEncoder {
   __device__ int feed_back(uint8_t* row) const {
     const auto step_of = [this](int group) { return scratch.step[group]; };
     GroupRounding<Format, decltype(step_of)> rounding(
-        side, groups_with_numbers(side, scratch.x, lane), step_of);
+        side, groups_with_numbers(side, scratch.x, lane), step_of, {format::kFloatMax, false});
     feed_back_row(side.view.feedback_of(head), side.view.head_dim, scratch.x, lane, rounding);
     pack_fed_row<Format>(side, {row, nullptr, 1.0f}, scratch.x, lane);
     return 0;

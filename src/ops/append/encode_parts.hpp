@@ -149,7 +149,7 @@ class ScaledPartEncoder {
         groups_((params.head_dim + size_ - 1) / size_),
         size_bits_(groups_ == 1 ? 31 : std::countr_zero(static_cast<unsigned>(size_))),
         maker_(format::scale_maker<Format>(*params.spec, params.tensor_scale)),
-        largest_storable_(kvx::ops::cpu::largest_storable<Codec>(maker_)),
+        largest_storable_(format::largest_storable<Codec>(maker_)),
         storable_limit_(params.saturated == nullptr ? UINT32_MAX
                                                     : std::bit_cast<uint32_t>(largest_storable_)),
         candidates_(candidates_of(params.spec->scale_choice)) {
@@ -404,8 +404,9 @@ void encode_given_row(const EncodeParams& params, const EncodeRow& row, float am
     const PartSpan span = {row.x + first, first, std::min(size, params.head_dim - first)};
     const float step = maker.step(format::load_scale(maker.type, scale));
     const float inverse = format::reciprocal(step);  // once: a division takes as long as the rest
-    if (params.saturated != nullptr && amax * inverse > saturation_product<Codec>()) {
-      *params.saturated += count_saturated<Codec>(step, span.x, span.n);
+    constexpr format::SaturationLimit kLimit = {format::saturation_product<Codec>(), true};
+    if (params.saturated != nullptr && amax * inverse > kLimit.most) {
+      *params.saturated += count_saturated(kLimit, step, span.x, span.n);
     }
     if (step > 0) {
       encode_span<Codec, Format::kFacts.packing>(span, inverse, row.codes);

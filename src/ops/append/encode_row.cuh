@@ -6,6 +6,7 @@
 #include "format/packing.hpp"
 #include "format/traits.hpp"
 #include "ops/append/encode_feedback.cuh"
+#include "ops/cuda/lost_numbers.cuh"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
 
@@ -69,10 +70,18 @@ __device__ inline float finite_product(float x, float inverse_step) {
 
 // scale_group of the definition: turns the group's numbers into products. Both halves of the warp
 // come here together, an idle one with n = 0. products: [n], or null: the scale alone is made.
+// Returns the lane's count of numbers beyond the limit.
 template <class Codec>
-__device__ inline void scale_group(const format::ScaleMaker& maker, format::ScaleChoice choice,
-                                   const GroupPart& part, float* products, uint8_t* scale) {
+__device__ inline int scale_group(const format::ScaleMaker& maker, format::ScaleChoice choice,
+                                  const format::SaturationLimit& limit, const GroupPart& part,
+                                  float* products, uint8_t* scale) {
   const format::GroupMagnitude group = group_magnitude(part);
+  int saturated = 0;
+  if (!(group.amax <= limit.most)) {  // a NaN too
+    for (int i = part.lane; i < part.n; i += kGroupLanes) {
+      saturated += limit.is_exceeded_by(part.x[i], 1.0f);
+    }
+  }
   const bool is_plain = !group.has_nonfinite && group.amax != 0;
   // The halves stay together: a group without a scale of its own goes along with a harmless one.
   const float amax = is_plain ? group.amax : 1.0f;
@@ -85,35 +94,49 @@ __device__ inline void scale_group(const format::ScaleMaker& maker, format::Scal
     products[i] = is_plain ? finite_product(part.x[i], inverse_step) : 0.0f;
   }
   if (part.lane == 0 && part.n > 0) format::store_scale(maker.type, stored, scale);
+  return saturated;
 }
 
-// Makes a row's scales, and its products under them unless products is null.
+// Makes a row's scales, and its products under them unless products is null. Returns the lane's
+// count of saturated numbers.
 template <class Format>
-__device__ inline void scale_computed(const CudaSide& side, const RowTarget& to, const float* x,
-                                      float* products, int lane) {
+__device__ inline int scale_computed(const CudaSide& side, const RowTarget& to, const float* x,
+                                     float* products, int lane) {
+  using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const format::SaturationLimit limit =
+      format::saturation_limit<Codec>(format::ScaleSource::kComputed, maker);
   const int head_dim = side.view.head_dim;
+  int saturated = 0;
   for (int pair = 0; pair < side.num_groups; pair += 2) {
     const int group = pair + lane / kGroupLanes;
     const int first = min(group * side.group_length, head_dim);
     const int n = min(side.group_length, head_dim - first);
     const GroupPart part = {x + first, group < side.num_groups ? n : 0, lane % kGroupLanes};
-    scale_group<typename Format::Codec>(maker, side.view.spec.scale_choice, part,
-                                        products == nullptr ? nullptr : products + first,
-                                        to.scales + group * side.view.scales.group_stride);
+    saturated += scale_group<Codec>(maker, side.view.spec.scale_choice, limit, part,
+                                    products == nullptr ? nullptr : products + first,
+                                    to.scales + group * side.view.scales.group_stride);
   }
+  return saturated;
 }
 
 // The same under scales that are read. Products of non-finite numbers stay non-finite.
 template <class Format>
-__device__ inline void scale_given(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+__device__ inline int scale_given(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+  using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
+  const format::SaturationLimit limit =
+      format::saturation_limit<Codec>(format::ScaleSource::kGiven, maker);
+  int saturated = 0;
   for (int d = lane; d < side.view.head_dim; d += kWarp) {
     const uint8_t* scale = to.scales + d / side.group_length * side.view.scales.group_stride;
     const float step = maker.step(format::load_scale(maker.type, scale));
     if (!format::is_finite(x[d])) continue;  // stays as it is, for encode_nonfinite
-    x[d] = step > 0 ? finite_product(x[d], format::reciprocal(step)) : 0.0f;
+    const float inverse = format::reciprocal(step);
+    saturated += limit.is_exceeded_by(x[d], inverse);
+    x[d] = step > 0 ? finite_product(x[d], inverse) : 0.0f;
   }
+  return saturated;
 }
 
 // How many codes a lane packs at once: as many as fill a word of four bytes, or where none do, as
@@ -202,10 +225,11 @@ __device__ inline void encode_affine_row(const CudaSide& side, const RowTarget& 
   });
 }
 
-// Under scales that are computed or read.
+// Under scales that are computed or read. Returns the row's count of saturated numbers.
 template <class Format>
-__device__ inline void encode_fed_row(const CudaSide& side, const RowTarget& to, float* x,
-                                      int lane) {
+__device__ inline int encode_fed_row(const CudaSide& side, const RowTarget& to, float* x,
+                                     int lane) {
+  using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(side.view.spec, to.tensor_scale);
   if (side.view.spec.scale_source == format::ScaleSource::kComputed) {
     scale_computed<Format>(side, to, x, nullptr, lane);
@@ -215,18 +239,21 @@ __device__ inline void encode_fed_row(const CudaSide& side, const RowTarget& to,
     const uint8_t* scale = to.scales + group * side.view.scales.group_stride;
     return maker.step(format::load_scale(maker.type, scale));
   };
-  GroupRounding<Format, decltype(step_of)> rounding(side, groups_with_numbers(side, x, lane),
-                                                    step_of);
+  GroupRounding<Format, decltype(step_of)> rounding(
+      side, groups_with_numbers(side, x, lane), step_of,
+      format::saturation_limit<Codec>(side.view.spec.scale_source, maker));
   feed_back_row(to.feedback, side.view.head_dim, x, lane, rounding);
   pack_fed_row<Format>(side, to, x, lane);
+  return rounding.num_saturated();
 }
 
-// x: the row in shared memory, overwritten. Returns the lane's count of non-finite numbers that
-// no code can express. Requires: the scales are not page-shared (refused on the host).
+// x: the row in shared memory, overwritten. Returns what the lane could not store as it came.
+// Requires: the scales are not page-shared (refused on the host).
 template <class Format>
-__device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, float* x, int lane) {
+__device__ inline LostNumbers encode_row_of(const CudaSide& side, const RowTarget& to, float* x,
+                                            int lane) {
   using Codec = typename Format::Codec;
-  int counted = 0;
+  LostNumbers lost;
   __syncwarp();
   if constexpr (format::is_plain<Format>()) {
     pack_row<Format>(side.view, to.codes, lane, [x](int d) { return Codec::encode(x[d]); });
@@ -237,29 +264,28 @@ __device__ inline int encode_row_of(const CudaSide& side, const RowTarget& to, f
       encode_affine_row<Format, format::ScaleType::kBF16>(side, to, x, lane);
     }
   } else if (to.feedback != nullptr && takes_feedback(x, side.view.head_dim, lane)) {
-    encode_fed_row<Format>(side, to, x, lane);
+    const int saturated = encode_fed_row<Format>(side, to, x, lane);
+    if (lane == 0) lost.add_saturated(saturated);
   } else {
-    if (side.view.spec.scale_source == format::ScaleSource::kGiven) {
-      scale_given<Format>(side, to, x, lane);
-    } else {
-      scale_computed<Format>(side, to, x, x, lane);
-    }
+    const bool is_given = side.view.spec.scale_source == format::ScaleSource::kGiven;
+    lost.add_saturated(is_given ? scale_given<Format>(side, to, x, lane)
+                                : scale_computed<Format>(side, to, x, x, lane));
     __syncwarp();
     pack_row<Format>(side.view, to.codes, lane, [&](int d) -> typename Codec::Code {
       if (format::is_finite(x[d])) return Codec::encode(x[d]);
-      counted += Codec::kCountsNonfinite ? 1 : 0;
+      lost.add_nonfinite(Codec::kCountsNonfinite);
       return Codec::encode_nonfinite(x[d]);
     });
   }
   __syncwarp();
-  return counted;
+  return lost;
 }
 
-__device__ inline int encode_row(const CudaSide& side, const RowTarget& to, float* x, int lane) {
-  int counted = 0;
-  visit_format(side.id,
-               [&]<class Format>() { counted = encode_row_of<Format>(side, to, x, lane); });
-  return counted;
+__device__ inline LostNumbers encode_row(const CudaSide& side, const RowTarget& to, float* x,
+                                         int lane) {
+  LostNumbers lost;
+  visit_format(side.id, [&]<class Format>() { lost = encode_row_of<Format>(side, to, x, lane); });
+  return lost;
 }
 
 }  // namespace kvx::ops::cuda

@@ -47,7 +47,7 @@ void encode_computed(const EncodeParams& params) {
   using Codec = typename Format::Codec;
   const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const format::ScaleChoice choice = params.spec->scale_choice;
-  const float limit = largest_storable<Codec>(maker);
+  const float limit = format::largest_storable<Codec>(maker);
   const bool has_limit = limit < format::kFloatMax;
   const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
@@ -78,6 +78,7 @@ void encode_computed(const EncodeParams& params) {
 template <class Format, int Size>
 int64_t encode_given(const EncodeParams& params) {
   using Codec = typename Format::Codec;
+  constexpr format::SaturationLimit kLimit = {format::saturation_product<Codec>(), true};
   const format::ScaleMaker maker = format::scale_maker<Format>(*params.spec, params.tensor_scale);
   const int size = Size != 0 ? Size : params.head_dim;
   float products[format::kMaxHeadDim];
@@ -92,7 +93,7 @@ int64_t encode_given(const EncodeParams& params) {
       const int n = params.head_dim - first < size ? params.head_dim - first : size;
       format::scale_group_with_step(step, row.x + first, n, products + first);
       if (params.saturated != nullptr) {
-        *params.saturated += count_saturated<Codec>(step, row.x + first, n);
+        *params.saturated += count_saturated(kLimit, step, row.x + first, n);
       }
     }
     format::encode_products<Codec>(products, params.head_dim, codes);
@@ -267,11 +268,13 @@ int64_t encode_rows(const EncodeParams& params) {
   } else if constexpr (format::is_dual<Format>()) {
     return encode_dual<Format>(params);
   } else {
+    EncodeParams first = params;
+    if (params.feedback != nullptr) first.saturated = nullptr;  // feed_back counts
     int64_t nonfinite = 0;
     if constexpr (format::is_affine<Format>()) {
-      nonfinite = encode_affine_rows<Format, Parts>(params);
+      nonfinite = encode_affine_rows<Format, Parts>(first);
     } else {
-      nonfinite = encode_scaled_rows<Format, Parts>(params);
+      nonfinite = encode_scaled_rows<Format, Parts>(first);
     }
     if (params.feedback != nullptr) feed_back<Format>(params);
     return nonfinite;

@@ -32,7 +32,7 @@ __device__ bool has_equal_scales(const CopySide& side, const CopyRow& row, int l
 }
 
 __device__ void copy_row(const CopyParams& params, const CopySide& side, const CopyRow& row,
-                         float* x, int lane) {
+                         int head, float* x, int lane) {
   const bool is_given = side.from.view.spec.scale_source == format::ScaleSource::kGiven;
   if (side.is_alike && row.from_tensor_scale == row.to_tensor_scale &&
       (!is_given || has_equal_scales(side, row, lane))) {
@@ -42,7 +42,7 @@ __device__ void copy_row(const CopyParams& params, const CopySide& side, const C
   decode_row(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale, row.from_channels},
              format::DecodeFor::kGather, x, lane);
   const RowTarget to = {row.to_codes, row.to_scales, row.to_tensor_scale, row.to_feedback};
-  count_nonfinite(params, encode_row(side.to, to, x, lane));
+  count_lost(params.counters, side.to, head, encode_row(side.to, to, x, lane));
 }
 
 // Whether there is something to do for any copy of a list that may be empty. By a whole CTA.
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
       continue;
     }
     if (token >= copy.num_tokens || side.is_skipped) continue;
-    copy_row(params, side, copy_row_at(side, copy, token, head), x, lane);
+    copy_row(params, side, copy_row_at(side, copy, token, head), head, x, lane);
   }
 }
 

@@ -73,7 +73,7 @@ __device__ inline bool may_copy(const CopySide& side, const CopyRow& row, const 
 
 // Whole warps come here together.
 __device__ inline void copy_chunk(const CopyParams& params, const CopySide& side,
-                                  const CopyRow& row, ChunkPlace place) {
+                                  const CopyRow& row, int head, ChunkPlace place) {
   const bool copies = may_copy(side, row, place);
   if (place.is_inside && copies) copy_chunk_as_stored(side, row, place);
   place.is_inside = place.is_inside && !copies;
@@ -81,9 +81,9 @@ __device__ inline void copy_chunk(const CopyParams& params, const CopySide& side
   const Chunk chunk =
       decode_chunk(side.from, {row.from_codes, row.from_scales, row.from_tensor_scale}, place);
   place.log2_lanes_per_group = side.to_chunks.log2_lanes_per_group;
-  const int counted =
+  const LostNumbers lost =
       encode_chunk(side.to, {row.to_codes, row.to_scales, row.to_tensor_scale}, place, chunk);
-  if (place.is_inside) count_nonfinite(params, counted);
+  if (place.is_inside) count_lost(params.counters, side.to, head, lost);
 }
 
 // blockIdx: walks over (copy, token of the block), K or V.
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(ChunkLaunch::kThreads, kCopyCtasPerMultiproces
     CopyRow row = {};
     place.is_inside = is_token && first_head + i < params.num_heads;
     if (place.is_inside) row = copy_row_at(side, copy, token, first_head + i);
-    copy_chunk(params, side, row, place);
+    copy_chunk(params, side, row, first_head + i, place);
   }
 }
 

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(PagesLaunch::kThreads)
   visit_format(side.to.id, [&]<class Format>() {
     if constexpr (has_pages<Format>()) {
       const PageEncoder<Format, CopyPageRows> encoder{side.to, rows, head, scratch, lane};
-      count_nonfinite(params, encoder.encode({0, {copy.to_block, 0, copy.num_tokens}}));
+      const int nonfinite = encoder.encode({0, {copy.to_block, 0, copy.num_tokens}});
+      count_lost(params.counters, side.to, head, nonfinite, 0);
     }
   });
 }

@@ -52,12 +52,6 @@ __device__ inline void count_outside(const CopyParams& params) {
   if (params.counts_copies) atomicAdd(&params.counters->out_of_range, 1ull);
 }
 
-__device__ inline void count_nonfinite(const CopyParams& params, int counted) {
-  if (counted > 0) {
-    atomicAdd(&params.counters->nonfinite_inputs, static_cast<unsigned long long>(counted));
-  }
-}
-
 // A row's place on both sides.
 struct CopyRow {
   const uint8_t* from_codes;

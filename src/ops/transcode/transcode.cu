@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
     const AppendTarget target = {true, place_of_slot(params.append, slot)};
     RowTarget row_target = target.row(to, head);
     row_target.feedback = to.view.feedback_of(head);
-    count_nonfinite(params.append, encode_row(to, row_target, x, lane));
+    count_lost(params.append.counters, to, head, encode_row(to, row_target, x, lane));
   }
 }
 
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(PagesLaunch::kThreads)
     if constexpr (has_pages<Format>()) {
       const PageEncoder<Format, TranscodeRows> encoder{to, rows, head, scratch, lane};
       const TranscodeTokens tokens = {side};
-      count_nonfinite(params.append, encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x)));
+      const int nonfinite = encode_stripe(encoder, tokens, static_cast<int>(blockIdx.x));
+      count_lost(params.append.counters, to, head, nonfinite, 0);
     }
   });
 }

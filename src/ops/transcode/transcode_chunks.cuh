@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(AppendWalks::kThreads, kTranscodeCtasPerMultip
       apply_transform_chunk(append_transform(append, side.target, walk.head, 0), walk.place,
                             head_dim, chunk);
     }
-    const int counted = encode_chunk(side.target.side, walk.to, walk.place, chunk);
-    if (walk.place.is_inside) count_nonfinite(append, counted);
+    const LostNumbers lost = encode_chunk(side.target.side, walk.to, walk.place, chunk);
+    if (walk.place.is_inside) count_lost(append.counters, side.target.side, walk.head, lost);
   });
 }
 

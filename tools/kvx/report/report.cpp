@@ -47,15 +47,14 @@ Json json_of_heads(const std::vector<LayerError>& heads, int num_kv_heads) {
 }
 
 // [layers], {"k": [num_kv_heads], "v": [num_kv_heads]}.
-Json json_of(const std::optional<std::vector<kv::LayerCounts>>& saturation) {
-  if (!saturation) return nullptr;
+Json json_of(const std::vector<kv::LayerCounts>& saturation) {
   Json layers = Json::array();
   const auto side = [](const std::vector<ops::HeadCounts>& heads) {
     Json counts = Json::array();
     for (const ops::HeadCounts& head : heads) counts.push_back(head.saturated);
     return counts;
   };
-  for (const kv::LayerCounts& layer : *saturation) {
+  for (const kv::LayerCounts& layer : saturation) {
     layers.push_back({{"k", side(layer.k)}, {"v", side(layer.v)}});
   }
   return layers;
@@ -76,7 +75,6 @@ Json json_of(const GateFailure& failure) {
 Json json_of(const CacheReport& cache) {
   Json layers = Json::array();
   for (const LayerError& layer : cache.layers) layers.push_back(json_of(layer));
-  const std::optional<int64_t> saturated = saturated_inputs(cache);
   Json windows = Json::array();
   for (const WindowReport& window : cache.windows) {
     windows.push_back({{"perplexity", window.perplexity}, {"kl", window.kl}});
@@ -96,7 +94,7 @@ Json json_of(const CacheReport& cache) {
           {"prefill_tokens_per_second", json_of(cache.prefill)},
           {"decode_tokens_per_second", json_of(cache.decode)},
           {"nonfinite_inputs", cache.nonfinite_inputs},
-          {"saturated_inputs", saturated ? Json(*saturated) : Json(nullptr)},
+          {"saturated_inputs", saturated_inputs(cache)},
           {"saturated_by_head", json_of(cache.saturation)}};
 }
 
@@ -159,7 +157,7 @@ std::string place_of(int index, int num_kv_heads) {
 Worst most_saturated(const CacheReport& cache) {
   Worst most;
   int64_t highest = 0;
-  const std::vector<kv::LayerCounts>& layers = *cache.saturation;
+  const std::vector<kv::LayerCounts>& layers = cache.saturation;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     for (size_t head = 0; head < layers[layer].k.size(); ++head) {
       const int64_t count = layers[layer].k[head].saturated + layers[layer].v[head].saturated;
@@ -191,7 +189,7 @@ Worst figure_of(const CacheReport& cache, quality::Figure figure) {
     case Figure::kLogitError:
       return cache.logit_heads.empty() ? Worst{kUnknown} : worst_error(cache.logit_heads);
     case Figure::kSaturated:
-      return cache.saturation ? most_saturated(cache) : Worst{kUnknown};
+      return most_saturated(cache);
     case Figure::kNonfinite:
       return {static_cast<double>(cache.nonfinite_inputs)};
     case Figure::kPasskey:
@@ -236,8 +234,7 @@ const LayerError& worst_layer(const CacheReport& cache) {
       [](const LayerError& a, const LayerError& b) { return a.relative_error < b.relative_error; });
 }
 
-std::optional<int64_t> saturated_inputs(const CacheReport& cache) {
-  if (!cache.saturation) return std::nullopt;
+int64_t saturated_inputs(const CacheReport& cache) {
   return static_cast<int64_t>(most_saturated(cache).value);
 }
 
@@ -347,7 +344,7 @@ std::string report_table(const CompareReport& report, bool color) {
                         cache.name, cache.nonfinite_inputs);
   }
   for (const CacheReport& cache : report.caches) {
-    if (saturated_inputs(cache).value_or(0) == 0) continue;
+    if (saturated_inputs(cache) == 0) continue;
     const Worst most = most_saturated(cache);
     text += fmt::format("{}: {:.0f} inputs were clipped by a static scale, most in {}\n",
                         cache.name, most.value, place_of(most.index, cache.num_kv_heads));

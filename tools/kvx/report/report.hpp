@@ -55,7 +55,7 @@ struct CacheReport {
   std::optional<Speed> prefill;         // a repeat a window
   std::optional<Speed> decode;          // repeats of a few tokens of the last window
   int64_t nonfinite_inputs = 0;
-  std::optional<std::vector<kv::LayerCounts>> saturation;  // [layers]; none on a GPU
+  std::vector<kv::LayerCounts> saturation;  // [layers]
 };
 
 // A gate that a cache did not pass. layer and kv_head: where it is worst, of a figure that has
@@ -89,8 +89,8 @@ struct CompareReport {
 // The layer with the largest relative error. Requires: layers is not empty.
 const LayerError& worst_layer(const CacheReport& cache);
 
-// The sum of the cache's saturated inputs; none on a GPU.
-std::optional<int64_t> saturated_inputs(const CacheReport& cache);
+// The sum of the cache's saturated inputs.
+int64_t saturated_inputs(const CacheReport& cache);
 
 // Every cache but the base, every gate of the report, in order. A figure that was not measured
 // fails.

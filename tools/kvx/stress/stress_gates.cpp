@@ -58,9 +58,8 @@ Worst most_drift(const StressReport& report, size_t cache) {
 }
 
 double saturated_inputs(const StressCache& cache) {
-  if (!cache.saturation) return std::numeric_limits<double>::quiet_NaN();
   int64_t sum = 0;
-  for (const kv::LayerCounts& layer : *cache.saturation) {
+  for (const kv::LayerCounts& layer : cache.saturation) {
     for (const auto& head : layer.k) sum += head.saturated;
     for (const auto& head : layer.v) sum += head.saturated;
   }

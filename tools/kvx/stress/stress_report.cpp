@@ -55,8 +55,7 @@ SaturationSummary summary_of(const std::vector<kv::LayerCounts>& layers) {
 }
 
 std::string saturation_text(const StressCache& cache) {
-  if (!cache.saturation) return "not counted on a GPU";
-  const SaturationSummary found = summary_of(*cache.saturation);
+  const SaturationSummary found = summary_of(cache.saturation);
   if (found.num_inputs == 0) return "none";
   return fmt::format("{} inputs in {} of {} heads, most in {}:{}", found.num_inputs,
                      found.num_saturated_heads, found.num_heads, found.worst_layer,
@@ -64,15 +63,13 @@ std::string saturation_text(const StressCache& cache) {
 }
 
 Json json_of(const StressCache& cache) {
-  Json saturation = nullptr;
-  if (cache.saturation) {
-    const SaturationSummary found = summary_of(*cache.saturation);
-    saturation = {{"inputs", found.num_inputs},
-                  {"heads", found.num_saturated_heads},
-                  {"of_heads", found.num_heads},
-                  {"worst_layer", found.worst_layer < 0 ? Json(nullptr) : Json(found.worst_layer)},
-                  {"worst_kv_head", found.worst_head < 0 ? Json(nullptr) : Json(found.worst_head)}};
-  }
+  const SaturationSummary found = summary_of(cache.saturation);
+  const Json saturation = {
+      {"inputs", found.num_inputs},
+      {"heads", found.num_saturated_heads},
+      {"of_heads", found.num_heads},
+      {"worst_layer", found.worst_layer < 0 ? Json(nullptr) : Json(found.worst_layer)},
+      {"worst_kv_head", found.worst_head < 0 ? Json(nullptr) : Json(found.worst_head)}};
   return {{"name", cache.name},
           {"bits_per_value", cache.bits_per_value},
           {"nonfinite_inputs", cache.nonfinite_inputs},

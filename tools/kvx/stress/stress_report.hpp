@@ -38,7 +38,7 @@ struct StressCache {
   std::string name;
   double bits_per_value = 0;
   int64_t nonfinite_inputs = 0;
-  std::optional<std::vector<kv::LayerCounts>> saturation;  // [layers]; none on a GPU
+  std::vector<kv::LayerCounts> saturation;  // [layers]
 };
 
 struct StressReport {

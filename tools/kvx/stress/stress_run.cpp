@@ -102,9 +102,7 @@ Status Stress::describe_caches(StressReport& report) const {
     one.name = cache.config().recipe.text;
     one.bits_per_value = cost.bits_per_value;
     one.nonfinite_inputs = cache.nonfinite_inputs();
-    if (Result<std::vector<kv::LayerCounts>> counts = cache.head_counts(); counts.ok()) {
-      one.saturation = std::move(counts).value();
-    }
+    KVX_ASSIGN_OR_RETURN(one.saturation, cache.head_counts());
     report.caches.push_back(std::move(one));
   }
   return {};
