@@ -134,15 +134,14 @@ def build_and_test(source, overlay, args):
 
 
 def compile_reference_kernels(source, overlay, args):
-    """nvcc without optimisation, for one architecture. The object files stay unused."""
+    """nvcc without optimisation, for one architecture. The kernels stay unused."""
     launcher = [args.launcher] if args.launcher else []
     for file in CUDA_SOURCES:
-        target = args.build / (pathlib.Path(file).stem + ".o")
+        target = args.build / (pathlib.Path(file).stem + ".cubin")
         command = launcher + [
             args.nvcc, f"-ccbin={args.cxx}", "-std=c++20", "-DFMT_USE_CONSTEXPR=1",
-            "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a", "-O0",
-            "-Xcicc", "-O0", "-Xptxas", "-O0",
-            *includes(source, overlay), "-x", "cu", "-c",
+            "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a",
+            args.nvcc_options, *includes(source, overlay), "-x", "cu", "-cubin",
             str(in_overlay(source, overlay, file)), "-o", str(target)]
         run(command, f"compiling {file} with int3")
 
@@ -155,6 +154,7 @@ def main():
     parser.add_argument("--cxx", required=True)
     parser.add_argument("--launcher", default="")
     parser.add_argument("--nvcc")
+    parser.add_argument("--nvcc-options", default="-O0")
     args = parser.parse_args()
     check_page(args.source)
     overlay = args.build / "overlay"
