@@ -30,21 +30,31 @@ __device__ inline const int32_t* table_of(const DecodeMmaParams& params, int seq
          (table.indptr ? indptr_at(table, sequence) : first) * table.entry_words;
 }
 
-// By a CTA: whether the walk cannot read an entry of these tokens as what it is. It reads the lower
-// 32 bits, and for V no entry of its own. A function of its own, so that the walk has all
-// registers.
-static __device__ __noinline__ bool has_unusable_entry(const DecodeMmaParams& params, int sequence,
+// How many entries of a sequence's table a work tile reads. One without tokens may begin behind its
+// sequence's pages.
+__device__ inline int num_entries_read(const DecodeMmaParams& params, TokenRange tokens) {
+  return tokens.begin < tokens.end ? (tokens.end + params.block_size - 1) / params.block_size : 0;
+}
+
+// Whether the entries that a work tile reads lie in the table: a list of pages may say anything.
+__device__ inline bool has_entries(const DecodeMmaParams& params, int sequence, TokenRange tokens) {
+  const TableInPlace& table = params.in_place;
+  if (table.indptr == nullptr) return true;
+  const int64_t first = indptr_at(table, sequence), last = indptr_at(table, sequence + 1);
+  return first >= 0 && last <= table.num_entries &&
+         num_entries_read(params, tokens) <= last - first;
+}
+
+// By a CTA: whether the walk has read an entry of these tokens as what it is not. It reads the
+// lower 32 bits, and for V no entry of its own. A function of its own, so that the walk has all
+// registers; behind the walk, which has brought the entries near: before it, it would wait for
+// them.
+static __device__ __noinline__ bool has_unusable_entry(const DecodeMmaParams& params,
                                                        const int32_t* row, TokenRange tokens) {
   const TableInPlace& table = params.in_place;
   const int words = table.entry_words;
-  // A work tile without tokens may begin behind its sequence's pages.
-  const int end =
-      tokens.begin < tokens.end ? (tokens.end + params.block_size - 1) / params.block_size : 0;
+  const int end = num_entries_read(params, tokens);
   bool is_unusable = false;
-  if (table.indptr != nullptr) {
-    const int64_t first = indptr_at(table, sequence), last = indptr_at(table, sequence + 1);
-    is_unusable = first < 0 || last > table.num_entries || end > last - first;
-  }
   int block = tokens.begin / params.block_size + static_cast<int>(threadIdx.x);
   for (; block < end && !is_unusable; block += static_cast<int>(blockDim.x)) {
     const int32_t* entry = row + int64_t{block} * words;
@@ -120,6 +130,24 @@ __device__ inline WorkTilePlace find_work_tile(const DecodeMmaParams& params, in
   place.first_row = row_tile * rows_of_work_tile;
   place.num_rows = min(rows_of_work_tile, place.shape.q_len * params.q_per_kv - place.first_row);
   return place;
+}
+
+// Counts a table that a work tile cannot read, once for all heads and rows.
+__device__ inline void count_unusable_table(const DecodeMmaParams& params,
+                                            const WorkTilePlace& place) {
+  const bool counts = place.first_head == 0 && place.first_row == 0 && threadIdx.x == 0;
+  if (counts) atomicAdd(&params.counters->out_of_range, 1ull);
+}
+
+// By a warp: its rows, as after a walk over no tokens.
+template <class Rows>
+__device__ inline void store_empty(Rows& rows) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+#pragma unroll 1
+  for (int r = 0; r < Rows::kRows; ++r) {
+    for (int i = lane; i < Rows::kDim; i += kWarp) rows.sums[r][i] = 0;
+    if (lane == 0) rows.softmax[r] = {-1e30f, 0};
+  }
 }
 
 // Tokens of the work tile's split. A few sinks of a window are the first split's too, many are a
@@ -395,10 +423,9 @@ __device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& para
   constexpr int kStepTokens = Memory::Packed::kStepTokens;
   bool is_apart = false;
   place.tokens = tokens_of_work_tile(params, place, kStepTokens, is_apart);
-  if (!params.has_plain_entries &&
-      has_unusable_entry(params, place.sequence, place.table, place.tokens)) [[unlikely]] {
-    const bool counts = place.first_head == 0 && place.first_row == 0 && threadIdx.x == 0;
-    if (counts) atomicAdd(&params.counters->out_of_range, 1ull);
+  if (!params.has_plain_entries && !has_entries(params, place.sequence, place.tokens))
+      [[unlikely]] {
+    count_unusable_table(params, place);
     place.tokens = {};  // none is seen
   }
   place.packed = packed_tokens(params, place.sequence, place.shape.seq_len);
@@ -436,10 +463,17 @@ __device__ __forceinline__ void attend_decode_mma_of(const DecodeMmaParams& para
     }
   }
   work_tile.store_sums(*rows);
-  work_tile.store_softmax(*rows);  // before the call: across it, it would cost registers
+  work_tile.store_softmax(*rows);  // before the calls: across them, it would cost registers
+  bool is_usable = true;
+  if (!params.has_plain_entries && has_unusable_entry(params, place.table, place.tokens))
+      [[unlikely]] {
+    count_unusable_table(params, place);
+    store_empty(*rows);
+    is_usable = false;
+  }
   if constexpr (Memory::kAcceptsFullPrecision) {
     __syncwarp();
-    if (place.has_full_precision(params)) {
+    if (is_usable && place.has_full_precision(params)) {
       attend_full_precision_window<Rows::kDim, Rows::kNTiles, Memory::kIsPadded>(
           params, place, work_tile.softmax(), work_tile.bias(), ring + Memory::kFullPrecisionAt,
           rows);
