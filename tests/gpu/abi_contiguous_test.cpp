@@ -157,6 +157,7 @@ TEST_F(GpuAbiContiguous, IsTheHosts) {
       {"int8/int4", 0, 0},
       {"fp4_row", 0, 12},
       {"int4_row", 0, 12},
+      {"fp4_row:scale=f32", 0, 0},
       {"fp4_row", KVX_CONTIGUOUS_EVICTS, 0},
       {"f16", KVX_CONTIGUOUS_EVICTS, 0},
   };
@@ -187,7 +188,7 @@ TEST_F(GpuAbiContiguous, IsTheHosts) {
 
 // More queries than decode_mma takes at once, in both directions, where every row sees all rows.
 TEST_F(GpuAbiContiguous, PromptsSeeInBothDirections) {
-  for (const char* recipe : {"f16", "fp4_row", "int8"}) {
+  for (const char* recipe : {"f16", "fp4_row", "fp4_row:scale=f32", "int4_row:scale=f32", "int8"}) {
     SCOPED_TRACE(recipe);
     Contiguous host(recipe, 0, 0, nullptr, nullptr);
     Contiguous device(recipe, 0, 0, &memory(), context().stream);

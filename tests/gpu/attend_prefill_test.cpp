@@ -34,6 +34,26 @@ TEST_P(GpuPrefill, TakesIntegersAsF16UnderBf16Queries) {
   }
 }
 
+// metal-marlin's rows become fp8 before the prompt's kernel reads them, in all orders, also beside
+// a full-precision window.
+TEST_P(GpuPrefill, TakesRowsOfOneScale) {
+  const std::pair<const char*, const char*> kPairs[] = {
+      {"fp4_row", "fp4_row"}, {"int4_row", "int4_row"}, {"fp4_row", "int4_row"}};
+  for (const auto& [k, v] : kPairs) {
+    for (int shape = 0; shape < 4; ++shape) {
+      SceneOptions options = prefill_options(k, v, shape == 1 ? 64 : 128);
+      options.order = shape == 2 ? RowOrder::kNhd : RowOrder::kRecord;
+      options.block_size = shape == 1 ? 16 : 64;
+      options.q_type = shape == 3 ? DType::kBF16 : DType::kF16;
+      if (shape == 3) set_full_precision_window(options, shape);
+      options.seq_lens = {300, 0, 700, 131, 1, 16};
+      options.q_lens = {300, 0, 37, 2, 1, 0};
+      SCOPED_TRACE(fmt::format("{}/{} shape {}", k, v, shape));
+      expect_near(options);
+    }
+  }
+}
+
 TEST_P(GpuPrefill, TakesInterleaved) {
   for (const char* name : {"nvfp4", "mxfp4", "mxfp4_g16"}) {
     for (int shape = 0; shape < 4; ++shape) {

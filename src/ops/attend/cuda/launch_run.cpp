@@ -221,7 +221,7 @@ cudaError_t launch_prefill(const AttendCall& call, const HeadRun& run, const Run
                                static_cast<cudaStream_t>(call.context.stream));
 }
 
-// Prefill over the rows that dual-scale blocks become.
+// Prefill over the rows that blocks become.
 cudaError_t launch_expanded_prefill(const AttendCall& call, const HeadRun& run,
                                     const RunPlan& plan) {
   HeadRun rows;

@@ -2,6 +2,7 @@
 // partial results lie.
 #include "ops/attend/cuda/plan.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/checked.hpp"
@@ -97,7 +98,7 @@ PrefillEngine engine_of(const CudaContext& context, CudaAttendPath path) {
 PrefillKernel prefill_instance(const CudaContext& context, const AttendArgs& args,
                                const HeadRun& run, PrefillEngine engine);
 
-// The same for dual-scale blocks, which become rows of bf16 on 16 bytes.
+// The same for what becomes rows of bf16 or fp8 on 16 bytes.
 PrefillKernel expanded_instance(const CudaContext& context, const AttendArgs& args,
                                 const HeadRun& run, PrefillEngine engine) {
   if (run.k.is_interleaved || run.v.is_interleaved) return {};
@@ -204,7 +205,7 @@ bool needs_key_offsets(const AttendArgs& args, KernelKind kind) {
   return args.transform.k.block_offset != nullptr && kind != KernelKind::kReference;
 }
 
-// The bytes of bf16 rows that the largest run takes whose blocks a plan expands.
+// The bytes that the largest run takes whose rows or blocks a plan expands.
 int64_t expanded_bytes(const AttendArgs& args, const CudaAttendLimits& limits,
                        const CallPlan& plan) {
   int64_t most = 0;
@@ -288,6 +289,8 @@ bool prefers_prefill(const CudaContext& context, const AttendArgs& args, int64_t
   if (num_rows <= kRowsOfPass) return false;
   if (!choose_prefill(context, args, engine_of(context, CudaAttendPath::kPrefill), plan))
     return false;
+  // Rows that become fp8 have run on no GPU yet: only a call that names the path takes them.
+  if (std::ranges::any_of(args.packed.runs, expands_to_fp8)) return false;
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const int passes =
         passes_of_prefill_tile(context, args.packed.runs[i], plan.runs[i].work_tiles.prefill);
@@ -457,7 +460,8 @@ int64_t most_expanded_bytes(const AttendArgs& args, const CudaAttendBounds& boun
                             const HeadRun& run) {
   const int64_t num_rows =
       int64_t{bounds.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
-  if (!expands_for_prefill(run) || num_rows <= kRowsOfPass * kPassesOfExpanding) return 0;
+  const bool may_expand = expands_for_prefill(run) && !expands_to_fp8(run);
+  if (!may_expand || num_rows <= kRowsOfPass * kPassesOfExpanding) return 0;
   AttendArgs most = args;
   most.num_sequences = bounds.max_sequences;
   return std::min(expanded_layout(most, run, most_tokens(args, bounds)).bytes, kMostExpandedBytes);

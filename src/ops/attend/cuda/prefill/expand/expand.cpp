@@ -8,16 +8,26 @@ namespace kvx::ops::cuda {
 namespace {
 
 int64_t block_bytes(const AttendArgs& args, const HeadRun& run, int head_dim) {
-  return int64_t{run.num_heads} * args.packed.block_size * head_dim * 2;
+  const int64_t row = expands_to_fp8(run) ? head_dim + int64_t{sizeof(float)} : head_dim * 2;
+  return int64_t{run.num_heads} * args.packed.block_size * row;
 }
 
 SideView expanded_side(const AttendArgs& args, const HeadRun& run, int head_dim, uint8_t* base) {
+  const bool is_fp8 = expands_to_fp8(run);
+  format::SpecOptions computed;
+  if (is_fp8) computed.scale_source = format::ScaleSource::kComputed;
+  const auto id = is_fp8 ? format::FormatId::kFp8E4M3 : format::FormatId::kBF16;
   SideView side;
-  side.spec = format::make_spec(format::FormatId::kBF16).value();
+  side.spec = format::make_spec(id, computed).value();
   side.head_dim = head_dim;
-  const int64_t row_bytes = int64_t{head_dim} * 2;
-  side.codes = {base, block_bytes(args, run, head_dim), row_bytes,
-                args.packed.block_size * row_bytes};
+  const int64_t row_bytes = format::code_bytes_per_row(side.spec, head_dim);
+  const int64_t block_size = args.packed.block_size;
+  const int64_t block = block_bytes(args, run, head_dim);
+  side.codes = {base, block, row_bytes, block_size * row_bytes};
+  if (!is_fp8) return side;
+  constexpr int64_t kScale = sizeof(float);
+  side.scales = {base + run.num_heads * block_size * row_bytes, block, kScale, block_size * kScale,
+                 kScale};
   return side;
 }
 
@@ -42,9 +52,11 @@ AttendArgs expanded_args(const AttendArgs& args, const HeadRun& of_call, int64_t
   AttendArgs expanded = args;
   expanded.packed.num_blocks = layout.num_blocks;
   expanded.packed.runs = {&run, 1};
-  expanded.full_precision = {};
-  expanded.num_sink_blocks = nullptr;
-  expanded.first_recent_block = nullptr;
+  if (!expands_to_fp8(of_call)) {
+    expanded.full_precision = {};
+    expanded.num_sink_blocks = nullptr;
+    expanded.first_recent_block = nullptr;
+  }
   expanded.block_table = {reinterpret_cast<int32_t*>(workspace + layout.ids_at),
                           layout.blocks_of_sequence};
   expanded.max_blocks_per_sequence = layout.blocks_of_sequence;

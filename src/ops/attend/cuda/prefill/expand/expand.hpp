@@ -1,9 +1,13 @@
-// Prompts over dual-scale blocks: one launch before the prefill kernel turns all tokens of the
-// batch into rows of bf16 in the workspace, in the domain in which they are stored, and the kernel
-// reads those. A prompt's products take a hundred times as long.
+// Prompts over rows that prefill has no decoder for: one launch before the prefill kernel writes
+// all tokens of the batch into the workspace, in the domain in which they are stored, and the
+// kernel reads those. A prompt's products take a hundred times as long.
+//
+//   dual-scale blocks   become rows of bf16, with the full-precision ones beside them
+//   fp4_row, int4_row   become fp8_e4m3, which has all their codes' numbers, with a scale a row
 //
 //   workspace   [K: blocks][V: blocks][block ids: num_sequences x blocks_of_sequence]
-//   blocks      [num_sequences x blocks_of_sequence][heads of the run][block_size][head_dim], bf16
+//   blocks      [num_sequences x blocks_of_sequence][heads of the run][block_size][head_dim]; in
+//               fp8 each followed by its scales, f32 [heads of the run][block_size]
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,9 +20,18 @@ namespace kvx::ops::cuda {
 // What a call's rows may take; calls that need more go without a prefill kernel.
 inline constexpr int64_t kMostExpandedBytes = int64_t{1} << 30;
 
-// Whether a run's blocks are expanded before a prefill kernel.
+// Whether the side has codes of 4 bits under one scale a row.
+inline bool has_row_scale(const SideView& side) {
+  return side.spec.facts->id == format::FormatId::kFp4Row ||
+         side.spec.facts->id == format::FormatId::kInt4Row;
+}
+
+// Whether a run's rows become fp8, or its blocks bf16, before a prefill kernel.
+inline bool expands_to_fp8(const HeadRun& run) {
+  return has_row_scale(run.k) && has_row_scale(run.v);
+}
 inline bool expands_for_prefill(const HeadRun& run) {
-  return run.k.spec.is_dual() && run.v.spec.is_dual();
+  return (run.k.spec.is_dual() && run.v.spec.is_dual()) || expands_to_fp8(run);
 }
 
 struct ExpandedLayout {
@@ -32,7 +45,7 @@ struct ExpandedLayout {
 ExpandedLayout expanded_layout(const AttendArgs& args, const HeadRun& run, int64_t max_tokens);
 
 // The call over expanded rows, which `run` becomes the only run of heads of: a view of the
-// workspace's part for them. run: filled.
+// workspace's part for them. Beside fp8 a full-precision window stays where it is. run: filled.
 AttendArgs expanded_args(const AttendArgs& args, const HeadRun& of_call, int64_t max_tokens,
                          uint8_t* workspace, HeadRun& run);
 

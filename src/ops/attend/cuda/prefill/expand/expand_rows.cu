@@ -1,6 +1,7 @@
 // The kernel that turns dual-scale blocks, and the full-precision ones beside them, into rows of
-// bf16. A CTA has one block of a head. A lane keeps its channels' steps and offsets for all of the
-// block's tokens, which the warps share out.
+// bf16, and rows of fp4_row and int4_row into fp8. A CTA has one block of a head, whose tokens the
+// warps share out. Of a dual-scale block a lane keeps its channels' steps and offsets for all of
+// them.
 #include "ops/attend/cuda/common/params.cuh"
 #include "ops/attend/cuda/prefill/expand/expand.hpp"
 #include "ops/cuda/visit_format.cuh"
@@ -26,7 +27,8 @@ struct ExpandParams {
   CudaRun full_precision;
   CudaSide k;  // expanded
   CudaSide v;
-  int32_t* ids;  // [num_sequences, blocks_of_sequence]
+  bool keeps_full_precision;  // where it is
+  int32_t* ids;               // [num_sequences, blocks_of_sequence]
   int blocks_of_sequence;
 };
 
@@ -90,6 +92,60 @@ __device__ void copy_side(const CudaSide& from, const CudaSide& to, const Place&
   }
 }
 
+// The formats of 4 bits that have one scale a row.
+struct RowScaleFormat {
+  template <class Format>
+  static constexpr bool accepts() {
+    return Format::kFacts.id == format::FormatId::kFp4Row ||
+           Format::kFacts.id == format::FormatId::kInt4Row;
+  }
+};
+
+// E4M3's codes of the numbers that codes first to first + 7 of a format mean, a byte each.
+template <class Format>
+__device__ constexpr uint64_t e4m3_codes(int first) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < 8; ++i) {
+    const float number = Format::Codec::decode(static_cast<uint8_t>(first + i));
+    bytes |= uint64_t{format::E4M3::encode(number)} << (8 * i);
+  }
+  return bytes;
+}
+
+// Four codes of 4 bits as E4M3.
+template <class Format>
+__device__ uint32_t e4m3_of(uint32_t codes) {
+  constexpr uint64_t kLow = e4m3_codes<Format>(0), kHigh = e4m3_codes<Format>(8);
+  uint32_t bytes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t code = codes >> (4 * i) & 15u;
+    const uint64_t half = code < 8 ? kLow : kHigh;
+    bytes |= static_cast<uint32_t>(half >> (code % 8 * 8) & 0xFFu) << (8 * i);
+  }
+  return bytes;
+}
+
+template <class Format>
+__device__ void expand_row_side(const CudaSide& from, const CudaSide& to, const Place& place) {
+  static_assert(Format::kFacts.packing == format::Packing::kWords);
+  const format::ScaleType scale_type = from.view.spec.scale_type;
+  const int lane = threadIdx.x % kWarp, num_words = from.view.head_dim / 8;
+  for (int token = threadIdx.x / kWarp; token < place.num_tokens; token += kWarps) {
+    const uint8_t* codes = from.codes(place.from_block, token, place.from_head);
+    auto* row = reinterpret_cast<uint2*>(to.codes(place.to_block, token, place.to_head));
+    for (int i = lane; i < num_words; i += kWarp) {
+      uint32_t word = 0;
+      memcpy(&word, codes + 4 * i, sizeof word);  // a caller's rows lie anywhere
+      row[i] = {e4m3_of<Format>(word), e4m3_of<Format>(word >> 16)};
+    }
+    if (lane != 0) continue;
+    const uint8_t* scale = from.scales(place.from_block, token, place.from_head);
+    *reinterpret_cast<float*>(to.scales(place.to_block, token, place.to_head)) =
+        format::decode_scale(scale_type, format::load_scale(scale_type, scale));
+  }
+}
+
 // blockIdx: {block of the sequence, head of the run, sequence}.
 __global__ void __launch_bounds__(kThreads)
     expand_rows(const __grid_constant__ ExpandParams params) {
@@ -107,9 +163,10 @@ __global__ void __launch_bounds__(kThreads)
                                                            : params.num_packed_blocks);
   const int64_t to_block = int64_t{sequence} * params.blocks_of_sequence + block;
   if (head == 0 && threadIdx.x == 0) {
-    params.ids[to_block] = is_there ? static_cast<int32_t>(to_block) : -1;
+    const bool stays = is_full_precision && params.keeps_full_precision;
+    params.ids[to_block] = !is_there ? -1 : static_cast<int32_t>(stays ? id : to_block);
   }
-  if (!is_there) return;
+  if (!is_there || (is_full_precision && params.keeps_full_precision)) return;
   const CudaRun& run = is_full_precision ? params.full_precision : params.packed;
   const Place place = {id, params.packed.first_head + head - run.first_head, to_block, head,
                        num_tokens};
@@ -120,6 +177,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   visit_dual_format(run.k.id, [&]<class Format>() { expand_side<Format>(run.k, params.k, place); });
   visit_dual_format(run.v.id, [&]<class Format>() { expand_side<Format>(run.v, params.v, place); });
+  visit_format_of<RowScaleFormat>(
+      run.k.id, [&]<class Format>() { expand_row_side<Format>(run.k, params.k, place); });
+  visit_format_of<RowScaleFormat>(
+      run.v.id, [&]<class Format>() { expand_row_side<Format>(run.v, params.v, place); });
 }
 
 }  // namespace
@@ -132,6 +193,7 @@ cudaError_t launch_expand_rows(const AttendArgs& args, const HeadRun& of_call,
   params.block_size = args.packed.block_size;
   params.num_packed_blocks = args.packed.num_blocks;
   params.packed = cuda_run(of_call);
+  params.keeps_full_precision = expands_to_fp8(of_call);
   if (args.num_sink_blocks) {
     params.num_full_precision_blocks = args.full_precision.num_blocks;
     params.num_sink_blocks = args.num_sink_blocks;
