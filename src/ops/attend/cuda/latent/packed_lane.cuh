@@ -46,17 +46,17 @@ class LatentPackedLane {
     static constexpr int kChunks = UnitOfPart::kChunks;
   };
 
-  // Chunk i of a unit becomes numbers of the slabs from first_slab on.
+  // Chunk i of a unit becomes numbers of the slabs from first_slab on. What differs from lane to
+  // lane is one offset for all chunks.
   template <class Decoder, class Part>
   __device__ __forceinline__ void store_numbers(int buffer, int first_slab, int unit, int i,
                                                 const uint4& codes, uint32_t scale_word) const {
-    using UnitOfPart = typename Part::UnitOfPart;
     constexpr int kEights = 16 / Part::kBits;  // eight numbers are a chunk of the tile
-    const int eight = (unit * Part::kColumns + UnitOfPart::column(lane_, i)) * kEights;
-    const int row = 16 * warp_ + UnitOfPart::row(lane_, i);
-    const uint32_t to = ring_.slab(buffer, first_slab + eight / 8);
+    const int slab = (unit * Part::kColumns + i / 2 * 4) * kEights / 8;
+    const uint32_t to = ring_.slab(buffer, first_slab + slab) + i % 2 * 8 * 128;
+    const uint32_t lane_at = lane_offset<Part>();
     decode_chunk<Decoder>(walk_.params.tile_k, codes, scale_word, [&](int j, const Four& x) {
-      store_chunk(to + wgmma_chunk(row, eight % 8 + j), x);
+      store_chunk(to + (lane_at ^ (j << 4)), x);  // chunk j of kEights, which the swizzle turns
     });
   }
   // A part's numbers are there.
@@ -65,6 +65,16 @@ class LatentPackedLane {
     fence_bulk_copies();
     __syncwarp();
     if (lane_ == 0) ring_.fill(buffer, part);
+  }
+
+  // From a slab to the chunk of the tile that chunk 0 of a unit begins at. A lane's other chunks
+  // lie whole slabs, or eight rows, further on.
+  template <class Part>
+  __device__ uint32_t lane_offset() const {
+    using UnitOfPart = typename Part::UnitOfPart;
+    const int eight = UnitOfPart::column(lane_, 0) * (16 / Part::kBits);
+    return eight / 8 * Shape::kSlabBytes +
+           wgmma_chunk(16 * warp_ + UnitOfPart::row(lane_, 0), eight % 8);
   }
 
   const LatentWalk& walk_;
