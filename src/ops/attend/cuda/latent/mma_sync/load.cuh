@@ -51,10 +51,9 @@ class LatentMmaRows {
   }
 
   __device__ int column() const { return column_; }  // the lane's first
-  // Where chunk c of the row, eight numbers of slab `slab`, lies.
-  __device__ uint32_t chunk(int buffer, int slab, int c) const {
-    return walk_.memory.slab(buffer, slab) + wgmma_chunk(row_, c);
-  }
+  __device__ uint32_t slab(int buffer, int slab) const { return walk_.memory.slab(buffer, slab); }
+  // Of chunk c of the row, eight numbers, in its slab.
+  __device__ uint32_t offset_of_chunk(int c) const { return wgmma_chunk(row_, c); }
   // Copies the lane's chunk of each of so many slabs from number 0 of `from` on.
   template <int Slabs>
   __device__ void copy(const TileRegion& region, int buffer, int first_slab) const {
@@ -62,8 +61,8 @@ class LatentMmaRows {
     if (is_there_) from = at(region) + column_ * 16;
 #pragma unroll
     for (int slab = 0; slab < Slabs; ++slab) {
-      copy_async_16(chunk(buffer, first_slab + slab, column_), is_there_ ? from + slab * 128 : from,
-                    is_there_ ? 16 : 0);
+      copy_async_16(walk_.memory.slab(buffer, first_slab + slab) + offset_of_chunk(column_),
+                    is_there_ ? from + slab * 128 : from, is_there_ ? 16 : 0);
     }
   }
 
@@ -113,7 +112,7 @@ class LatentMmaCopies {
     if (order_ == PairOrder::kNeighbours) return;
 #pragma unroll 1
     for (int slab = 0; slab < Shape::kSlabs; ++slab) {  // what this lane has copied itself
-      const uint32_t at = rows_.chunk(buffer, slab, rows_.column());
+      const uint32_t at = rows_.slab(buffer, slab) + rows_.offset_of_chunk(rows_.column());
       store_chunk(at, reordered(load_shared_16(at)));
     }
   }
@@ -147,7 +146,10 @@ class LatentMmaDecoder {
  public:
   using Mma = MmaF16;
   __device__ LatentMmaDecoder(const LatentMmaRows& rows, const LatentParams& params)
-      : rows_(rows), params_(params) {}
+      : rows_(rows),
+        params_(params),
+        lane_offset_(rows.column() * kEights / 8 * Shape::kSlabBytes +
+                     rows.offset_of_chunk(rows.column() * kEights % 8)) {}
 
   __device__ PairOrder order() const { return params_.tile_k.format.pair_order; }
   __device__ PairOrder order_of_rest() const {
@@ -208,16 +210,18 @@ class LatentMmaDecoder {
       }
     }
   }
+  // What differs from lane to lane is one offset for all chunks.
   template <class Decoder>
   __device__ __forceinline__ void store_numbers(int buffer, int i) const {
-    const int eight = column(i) * kEights;
+    const uint32_t to = rows_.slab(buffer, i * kEights);
     decode_chunk<Decoder>(params_.tile_k, codes_[i], scales_[i], [&](int j, const Four& x) {
-      store_chunk(rows_.chunk(buffer, eight / 8, eight % 8 + j), x);
+      store_chunk(to + (lane_offset_ ^ (j << 4)), x);  // chunk j of kEights, which is swizzled
     });
   }
 
   LatentMmaRows rows_;
   const LatentParams& params_;
+  const uint32_t lane_offset_;  // from a slab to the chunk of the tile that chunk 0 begins at
   uint4 codes_[kChunks + 1];
   uint32_t scales_[kChunks + 1];
 };
