@@ -4,7 +4,7 @@ ARM_PACKAGE_LIST=$ROOT/tools/packages.arm64
 ARM_ROOT=build/arm64-root
 
 # Test binaries that run under an emulator; the others start programs, load models or ask a GPU.
-ARM_TESTS=(device_test format_test cache_test ops_test kv_test engines_test quality_test
+ARM_TESTS=(core_test device_test format_test cache_test ops_test kv_test engines_test quality_test
   tune_test api_test)
 
 # The libraries of tools/packages.arm64, unpacked. They come by an apt of their own, which knows no

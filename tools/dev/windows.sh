@@ -11,7 +11,7 @@ link_windows_headers() {
   local headers=$WINDOWS_FOLDER/include name
   rm -rf "$headers"
   mkdir -p "$headers/openssl"
-  for name in fmt hiredis nlohmann zstd.h zstd_errors.h xxhash.h; do
+  for name in fmt hiredis nlohmann zstd.h zstd_errors.h xxhash.h xxh_x86dispatch.h; do
     ln -s "/usr/include/$name" "$headers/$name"
   done
   for name in /usr/include/openssl/* /usr/include/x86_64-linux-gnu/openssl/*; do
