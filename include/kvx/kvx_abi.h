@@ -1900,14 +1900,29 @@ typedef struct kvx_export_s* kvx_export_t;
  * any) or ipc://PATH; null is "tcp://127.0.0.1:*". Errors as kvx_sequence_save. */
 KVX_API kvx_status_t kvx_sequence_export(kvx_cache_t cache, int32_t sequence, const char* endpoint,
                                          kvx_export_t* offer);
+/* Offers a sequence layer by layer, before the step that completes it: importers get each layer
+ * while that step computes the next ones. tokens: all that the sequence will have then, those that
+ * it has included. The step copies layers to memory of the offer, which needs neither the sequence
+ * nor the cache once the step has ended. A step that is cancelled, or goes beyond num_tokens, ends
+ * the offer: importers are refused with the reason. Errors as kvx_sequence_export;
+ * INVALID_ARGUMENT: tokens that the sequence has are not recorded, or other ones; OUT_OF_RANGE:
+ * more than max_tokens_per_sequence; UNSUPPORTED: blocks in an order in which a layer is no run of
+ * bytes. */
+KVX_API kvx_status_t kvx_sequence_export_layers(kvx_cache_t cache, int32_t sequence,
+                                                const int32_t* tokens, int64_t num_tokens,
+                                                const char* endpoint, kvx_export_t* offer);
 typedef struct kvx_export_info_t {
   uint32_t size;
   uint32_t reserved;
   const char* endpoint; /* where it is bound; lives as long as the offer */
-  int64_t bytes;        /* of the offer */
+  int64_t bytes;        /* of the offer; of layers, 0 before the step that computes them */
   int64_t bytes_sent;   /* to all importers */
   int64_t num_taken;    /* importers that have a sequence of it */
   int64_t num_refused;  /* importers whose cache cannot have it */
+  int32_t num_layers;   /* of an offer layer by layer; 0: the sequence is offered as a whole */
+  int32_t num_layers_there;
+  uint32_t is_broken; /* 1: the other layers will not come */
+  uint32_t reserved2;
 } kvx_export_info_t;
 /* Fills info, up to its size. */
 KVX_API kvx_status_t kvx_export_info(kvx_export_t offer, kvx_export_info_t* info);
@@ -1921,6 +1936,10 @@ typedef struct kvx_import_options_t {
   uint32_t flags;       /* KVX_LOAD_* */
   const char* endpoint; /* the exporter's */
   int64_t timeout_ms;   /* without any progress; 0: 30,000 */
+  /* Tensor parallelism: this cache's KV heads are those from first_kv_head on of an exporter's
+   * cache that has num_kv_heads. The sequence has to be offered layer by layer. 0, 0: all heads. */
+  int32_t first_kv_head;
+  int32_t num_kv_heads;
 } kvx_import_options_t;
 typedef struct kvx_import_report_t {
   uint32_t size;
@@ -1928,7 +1947,8 @@ typedef struct kvx_import_report_t {
   int64_t bytes;           /* that came over the endpoint */
   int64_t num_asked_again; /* requests without an answer in time */
 } kvx_import_report_t;
-/* Creates a sequence as another process exported it, all or nothing. report may be null.
+/* Creates a sequence as another process exported it, all or nothing. report may be null. Of one
+ * that is offered layer by layer it takes each layer when it is there, and returns when all are.
  * INVALID_ARGUMENT: caches that differ (the message names both sides, and the exporter is told), or
  * damaged bytes; UNSUPPORTED: nobody answers; INCOMPATIBLE: an exporter of another version. */
 KVX_API kvx_status_t kvx_sequence_import(kvx_cache_t cache, const kvx_import_options_t* options,

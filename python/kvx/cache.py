@@ -111,18 +111,23 @@ class EventPublisher:
 @dataclass(frozen=True)
 class ExportState:
     """Bytes of an offer, bytes sent to all importers, importers that took it and that were refused,
-    and why the last one was."""
+    and why the last one was. Of an offer layer by layer also the cache's layers, those that are there,
+    and why the others will not come; its bytes are 0 before the step that computes them."""
 
     bytes: int
     bytes_sent: int
     taken: int
     refused: int
     last_refusal: str
+    layers: int = 0
+    layers_there: int = 0
+    problem: str = ""
 
 
 class Export:
-    """A sequence on offer to other processes, by Cache.export_sequence. It needs neither the sequence
-    nor the cache any more; ``with`` ends it, and so does close()."""
+    """A sequence on offer to other processes, by Cache.export_sequence or, layer by layer, by
+    Cache.export_layers. It needs neither the sequence nor the cache any more, once the step that
+    completes it is over; ``with`` ends it, and so does close()."""
 
     def __init__(self, offer: _core.Export) -> None:
         self._offer = offer
@@ -693,21 +698,53 @@ class Cache(_core.PagedCache):
         return Export(super().export_sequence(sequence, endpoint))
 
     @in_words
+    def export_layers(  # type: ignore[override]
+        self, sequence: int, tokens: Tokens, endpoint: str = "tcp://127.0.0.1:*"
+    ) -> Export:
+        """Offers a sequence layer by layer, before the step that completes it (docs/transfer.md):
+        importers get each layer while that step computes the next ones.
+
+        tokens:   all that the sequence will have then, those that it has included
+        endpoint: as export_sequence
+        Raises kvx.Error: tokens that the sequence has are not recorded, or other ones, it is on its way
+        already, or complete, or an endpoint that cannot be bound; kvx.OutOfRangeError: more than
+        max_tokens; kvx.UnsupportedError: as export_sequence, or a recipe with order=turbomind.
+        """
+        self._need_prefixes("export_layers()")
+        return Export(super().export_layers(sequence, token_list(tokens), endpoint))
+
+    @in_words
     def import_sequence(  # type: ignore[override]
-        self, endpoint: str, *, transcode: bool = False, seconds: float = 30.0
+        self,
+        endpoint: str,
+        *,
+        transcode: bool = False,
+        seconds: float = 30.0,
+        heads: tuple[int, int] | None = None,
     ) -> Import:
         """A new sequence as another process exported it. All or nothing.
 
+        One that is offered layer by layer is taken as it is computed; this returns when all is there,
+        and other threads may use the cache meanwhile.
         transcode: another format, block size or order is converted here
         seconds:   to wait without any progress
+        heads:     (first, of): tensor parallelism. This cache's KV heads are those from ``first`` on
+                   of an exporter's cache with ``of``; its sequence is offered layer by layer
         Raises kvx.Error: caches that differ (the message names both sides), or damaged bytes;
-        kvx.OutOfRangeError: no room; kvx.UnsupportedError: nobody answers, no prefix_model, or no
-        libkvx_transfer.so.
+        kvx.OutOfRangeError: no room; kvx.UnsupportedError: nobody answers, no prefix_model, no
+        libkvx_transfer.so, or heads of a sequence that is offered as a whole.
         """
         self._need_prefixes("import_sequence()")
         if not 0.001 <= seconds <= 86400:
             raise Error(f"seconds is {seconds}; expected 0.001 to 86400")
-        return Import(*super().import_sequence(endpoint, transcode, round(seconds * 1000)))
+        first, of = (0, 0) if heads is None else heads
+        if heads is not None and not 0 <= first <= of - self.num_kv_heads:
+            raise Error(
+                f"heads is {heads}; expected (first, of) with room for this cache's"
+                f" {self.num_kv_heads} from first on"
+            )
+        milliseconds = round(seconds * 1000)
+        return Import(*super().import_sequence(endpoint, transcode, milliseconds, first, of))
 
     @in_words
     def save_prefixes(self, path: Path, *, zstd_level: int = 0) -> None:  # type: ignore[override]

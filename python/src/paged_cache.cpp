@@ -141,11 +141,12 @@ class Export {
   }
 
   std::string endpoint() const { return offer_ ? offer_->endpoint() : ""; }
-  // (bytes, bytes_sent, taken, refused, last_refusal)
+  // (bytes, bytes_sent, taken, refused, last_refusal, layers, layers_there, problem)
   nb::tuple state() const {
     const transfer::ExportState state = open().state();
     return nb::make_tuple(state.bytes, state.bytes_sent, state.num_taken, state.num_refused,
-                          text_of(state.last_refusal));
+                          text_of(state.last_refusal), state.num_layers, state.num_layers_there,
+                          text_of(state.problem));
   }
   bool wait(int64_t timeout_ms) const {
     const nb::gil_scoped_release no_gil;
@@ -367,13 +368,26 @@ class PagedCache {
               return value_of(transfer::SequenceExport::create(*cache_, sequence, {endpoint}));
             })};
   }
-  // (sequence, bytes, asked_again, shared)
-  nb::tuple import_sequence(const std::string& endpoint, bool transcode, int64_t timeout_ms) {
+  Export export_layers(int sequence, const Tokens& tokens, const std::string& endpoint) {
+    return {context_, locked([&] {
+              return value_of(
+                  transfer::SequenceExport::create_by_layer(*cache_, sequence, tokens, {endpoint}));
+            })};
+  }
+  // (sequence, bytes, asked_again, shared). Other threads may use the cache while this waits for
+  // the exporter.
+  nb::tuple import_sequence(const std::string& endpoint, bool transcode, int64_t timeout_ms,
+                            int first_head, int num_heads) {
+    transfer::ImportOptions options{endpoint, timeout_ms, transcode, {}};
+    if (num_heads != 0) {
+      options.heads = {first_head, first_head + geometry_.num_kv_heads, num_heads};
+    }
     transfer::ImportReport report;
-    const int sequence = locked([&] {
-      return value_of(
-          transfer::import_sequence(*cache_, {endpoint, timeout_ms, transcode}, &report));
-    });
+    const std::shared_ptr<kv::KvCache> cache = locked([&] { return cache_; });
+    const int sequence = [&] {
+      const nb::gil_scoped_release no_gil;
+      return value_of(transfer::import_sequence(*cache, options, &report));
+    }();
     return nb::make_tuple(sequence, report.bytes, report.num_asked_again, report.was_shared);
   }
   std::string fingerprint() {
@@ -580,8 +594,9 @@ void bind_paged_cache(nb::module_& module) {
       [](const std::string& text) {
         nb::list tiers;
         for (const tier::TierConfig& one : value_of(tier::parse_tiers(text))) {
+          const bool is_registered = one.kind == tier::TierKind::kCaller;
           tiers.append(nb::make_tuple(std::string(name_of(one.kind)), one.budget_bytes,
-                                      text_of(one.folder)));
+                                      text_of(is_registered ? one.store : one.folder)));
         }
         return tiers;
       },
@@ -668,8 +683,10 @@ void bind_paged_cache(nb::module_& module) {
       .def("load_prefixes", &PagedCache::load_prefixes, nb::arg("path"))
       .def("export_sequence", &PagedCache::export_sequence, nb::arg("sequence"),
            nb::arg("endpoint"))
+      .def("export_layers", &PagedCache::export_layers, nb::arg("sequence"), nb::arg("tokens"),
+           nb::arg("endpoint"))
       .def("import_sequence", &PagedCache::import_sequence, nb::arg("endpoint"),
-           nb::arg("transcode"), nb::arg("timeout_ms"))
+           nb::arg("transcode"), nb::arg("timeout_ms"), nb::arg("first_head"), nb::arg("num_heads"))
       .def("fingerprint", &PagedCache::fingerprint,
            "What a file's blocks must agree in to be loaded here; empty while prefixes are off.")
       .def("num_tokens", &PagedCache::num_tokens, nb::arg("sequence"))

@@ -5,6 +5,7 @@
 
 #include "core/log.hpp"
 #include "device/cuda_caller.hpp"
+#include "kv/files/outgoing_sequence.hpp"
 #include "kv/kv_step.hpp"
 
 namespace kvx::kv {
@@ -13,7 +14,13 @@ namespace kvx::kv {
 
 KvCache::KvCache(std::unique_ptr<SequenceTable> table) : table_(std::move(table)) {}
 
-KvCache::~KvCache() = default;
+KvCache::~KvCache() {
+  if (!table_) return;
+  const std::lock_guard lock(table_->mutex);
+  for (int s = 0; s < config().max_sequences; ++s) {
+    table_->abandon_outgoing(s, "its cache is gone");
+  }
+}
 
 Result<std::unique_ptr<KvCache>> KvCache::create(KvCacheConfig config,
                                                  const ops::CpuContext& context) {
@@ -46,6 +53,7 @@ Status KvCache::free_sequence(int sequence) {
   KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
   table_->collect();
   if (table_->prefixes) table_->prefixes->store_tail(sequence);
+  table_->abandon_outgoing(sequence, "the sequence was freed before its last layer");
   if (!table_->speculations.empty()) table_->speculations[sequence].release(*storage().pool);
   KVX_RETURN_IF_ERROR(table_->sequences[sequence].clear(*storage().pool));
   if (table_->prefixes) table_->prefixes->end(sequence);
@@ -220,6 +228,15 @@ Result<LoadReport> KvCache::load_prefixes(const std::string& path) {
   if (!table_->prefixes) return prefixes_are_off();
   const LatencyTimer timer(table_->latencies.load);
   return kv::load_prefixes(*table_, *verbs_, path);
+}
+
+Result<std::shared_ptr<OutgoingSequence>> KvCache::hand_on(int sequence,
+                                                           std::span<const int32_t> tokens) {
+  if (!table_->prefixes) return prefixes_are_off();
+  const int64_t num_tokens = std::min(std::ssize(tokens), config().max_tokens_per_sequence);
+  const int64_t bytes = sequence_bytes(std::max<int64_t>(num_tokens, 1)).total();
+  const std::lock_guard lock(table_->mutex);
+  return OutgoingSequence::begin(*table_, *verbs_, sequence, tokens, bytes);
 }
 
 // ---- what a recipe costs

@@ -177,6 +177,12 @@ class KvCache {
   // Blocks of the file that can be found from now on, as many as there is free room for. Errors as
   // load_sequence; damaged blocks are no error but reported.
   Result<LoadReport> load_prefixes(const std::string& path);
+  // The sequence goes to another process layer by layer, in the step that brings it to all of
+  // `tokens`, those that it has included. INVALID_ARGUMENT: no such sequence, it is in an open
+  // step, on its way already, or complete; its tokens are not all recorded, or other ones;
+  // OUT_OF_RANGE: longer than max_tokens_per_sequence; UNSUPPORTED: prefixes are off, or an order
+  // in which a layer is no run of bytes.
+  Result<std::shared_ptr<OutgoingSequence>> hand_on(int sequence, std::span<const int32_t> tokens);
   // What the file's blocks must agree in. Empty while prefixes are off.
   std::string_view fingerprint() const;
 

@@ -123,6 +123,7 @@ Status KvCache::truncate_sequence(int sequence, int64_t num_tokens) {
     return out_of_range("num_tokens is {}; expected 0 to {}", num_tokens, num_before);
   }
   KVX_RETURN_IF_ERROR(table_->check_cut(sequence, num_tokens, num_before));
+  table_->abandon_outgoing(sequence, "the sequence was cut before its last layer");
   const Status done = table_->cut(*verbs_, sequence, num_tokens, num_before);
   // The recorded tokens follow the sequence, also where its last page could not be restored.
   if (!done.ok() && table_->sequences[sequence].num_tokens() != num_tokens) return done;

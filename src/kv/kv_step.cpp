@@ -6,6 +6,7 @@
 
 #include "core/caught.hpp"
 #include "core/log.hpp"
+#include "kv/files/outgoing_sequence.hpp"
 
 namespace kvx::kv {
 
@@ -46,6 +47,7 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
     return status;
   }
   begin_pages();
+  begin_outgoing();
   lock.unlock();
   table_.latencies.step_begin.add(std::chrono::steady_clock::now() - began_);
   is_open_ = true;
@@ -167,6 +169,41 @@ void KvStep::release_pages() {
     Speculation& speculation = table_.speculations[entry.sequence];
     if (speculation.is_open() && !speculation.has_tokens()) speculation.release(*storage_.pool);
   }
+}
+
+// ---- sequences that leave for another process in this step
+
+void KvStep::begin_outgoing() {
+  outgoing_.clear();
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const int s = entries_[i].sequence;
+    const std::shared_ptr<OutgoingSequence> leaving = table_.outgoing[s];
+    if (!leaving) continue;
+    const cache::Sequence& sequence = table_.sequences[s];
+    const int64_t num_tokens = sequence.num_tokens() + entries_[i].num_tokens;
+    if (num_tokens < leaving->num_tokens()) continue;
+    if (num_tokens > leaving->num_tokens()) {
+      table_.abandon_outgoing(
+          s, fmt::format("a step brings the sequence from {} to {} tokens; {} are on offer",
+                         sequence.num_tokens(), num_tokens, leaving->num_tokens()));
+      continue;
+    }
+    const int64_t num_blocks = cache::blocks_for(num_tokens, sequence.block_size());
+    std::vector<GroupBlocks> groups(groups_.size());
+    for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+      groups[g].ids.resize(static_cast<size_t>(num_blocks));
+      sequence.blocks_at(g, growths_[i], num_blocks, groups[g].ids);
+      groups[g].num_sink_blocks = sequence.num_sink_blocks(g);
+      groups[g].first_recent_block = sequence.first_recent_block_at(g, growths_[i], num_blocks);
+    }
+    leaving->begin_step(table_, *verbs_, groups);
+    outgoing_.push_back(leaving);
+  }
+}
+
+void KvStep::end_outgoing(const std::string& why_not) {
+  for (const auto& leaving : outgoing_) leaving->end_step(table_, why_not);
+  outgoing_.clear();
 }
 
 // ---- blocks
@@ -340,6 +377,7 @@ Status KvStep::check_rows() const {
 Status KvStep::end() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   const std::lock_guard lock(table_.mutex);
+  end_outgoing("");
   return commit();
 }
 
@@ -376,6 +414,9 @@ Status KvStep::end(std::span<const int> kept_tokens) {
     KVX_RETURN_IF_ERROR(
         table_.check_cut(entry.sequence, kept, sequence.num_tokens() + entry.num_tokens));
   }
+  end_outgoing(std::ranges::equal(kept_tokens, entries_, {}, {}, &StepEntry::num_tokens)
+                   ? ""
+                   : "tokens of the step that completes the sequence were refused");
   KVX_RETURN_IF_ERROR(commit());
   Status first_failure;  // the other entries' tokens go all the same
   for (size_t i = 0; i < kept_tokens.size(); ++i) {
@@ -394,6 +435,7 @@ Status KvStep::cancel() {
   is_open_ = false;
   const std::lock_guard lock(table_.mutex);
   release_sequences();
+  end_outgoing("the step that completes the sequence was cancelled");
   Status first_failure = restore_open_blocks();  // the other entries' blocks go all the same
   const Status released = cancel_growths(entries_.size());
   if (!released.ok() && first_failure.ok()) first_failure = released;

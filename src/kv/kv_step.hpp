@@ -87,6 +87,8 @@ class KvStep {
   Status keep_pages();
   void begin_pages();
   void release_pages();
+  void begin_outgoing();
+  void end_outgoing(const std::string& why_not);
   bool speculates(const StepEntry& entry) const;
   Status acquire_blocks(std::unique_lock<std::mutex>& lock);
   Status acquire_growths();
@@ -121,6 +123,8 @@ class KvStep {
   std::vector<StepEntry> entries_;
   std::vector<cache::SequenceGrowth> growths_;  // [entries], or more from earlier steps
   std::vector<Pass> passes_;
+  // Sequences of the step that leave for another process with it.
+  std::vector<std::shared_ptr<OutgoingSequence>> outgoing_;
   // Of the pass that is described, as tables_.
   std::vector<int64_t> positions_;
   std::vector<int32_t> q_starts_;

@@ -1,6 +1,7 @@
 // KvStep: what the verbs read of an open step, and its layers.
 #include <algorithm>
 
+#include "kv/files/outgoing_sequence.hpp"
 #include "kv/kv_step.hpp"
 #include "ops/attend/check.hpp"
 
@@ -157,6 +158,7 @@ Status KvStep::run_passes(int layer, FloatRows k, FloatRows v, const ops::Attend
   }
   for (const Pass& pass : passes_) KVX_RETURN_IF_ERROR(run_pass(layer, pass, k, v, attend));
   layer_states_[layer] = LayerState::kComplete;
+  for (const auto& leaving : outgoing_) leaving->take(*verbs_, layer);
   return log_rows(layer, k, v);
 }
 

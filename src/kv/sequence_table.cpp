@@ -6,6 +6,7 @@
 
 #include "core/log.hpp"
 #include "kv/files/fingerprint.hpp"
+#include "kv/files/outgoing_sequence.hpp"
 #include "kv/verbs/cpu_verbs.hpp"
 #include "kv/verbs/cuda_verbs.hpp"
 
@@ -27,6 +28,7 @@ Status SequenceTable::create_sequences() {
     sequences.push_back(std::move(sequence));
   }
   uses.assign(storage.config.max_sequences, SequenceUse::kFree);
+  outgoing.resize(sequences.size());
   return {};
 }
 
@@ -104,6 +106,12 @@ Status SequenceTable::check_sequence(int sequence) const {
     return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
   }
   return {};
+}
+
+void SequenceTable::abandon_outgoing(int sequence, std::string why) {
+  if (!outgoing[sequence]) return;
+  outgoing[sequence]->abandon(std::move(why));
+  outgoing[sequence].reset();
 }
 
 // Once a cache: a model that makes one NaN makes many. A GPU's are counted when they are read.

@@ -27,6 +27,8 @@ using PrefixListener = std::function<void(const cache::PrefixEvent&)>;
 
 enum class SequenceUse : uint8_t { kFree, kIdle, kInStep };
 
+class OutgoingSequence;
+
 struct SequenceTable {
   // Errors as KvCache::create.
   static Result<std::unique_ptr<SequenceTable>> create(CacheStorage storage);
@@ -66,6 +68,8 @@ struct SequenceTable {
   // Loads that are late give their blocks back.
   void drain_stores(std::unique_lock<std::mutex>& lock) const;
   void warn_of_nonfinite_inputs();
+  // A sequence that is on its way to another process will not be complete. Nothing where it is not.
+  void abandon_outgoing(int sequence, std::string why);
   // The indexes of all tiers tell those of the listeners that are set.
   void connect_listeners();
 
@@ -82,9 +86,10 @@ struct SequenceTable {
   // writer's.
   mutable std::mutex mutex;
   std::vector<cache::Sequence> sequences;
-  std::vector<SequenceUse> uses;          // [sequences]
-  std::vector<Speculation> speculations;  // [sequences], or none
-  std::unique_ptr<PrefixCache> prefixes;  // null while they are off
+  std::vector<SequenceUse> uses;                            // [sequences]
+  std::vector<Speculation> speculations;                    // [sequences], or none
+  std::vector<std::shared_ptr<OutgoingSequence>> outgoing;  // [sequences], null: it is not
+  std::unique_ptr<PrefixCache> prefixes;                    // null while they are off
   bool has_warned_of_nonfinite = false;
   std::atomic<int64_t> nonfinite_inputs = 0;
   std::unique_ptr<tier::TierChain> tiers;  // null without any

@@ -7,7 +7,7 @@ namespace kvx::transfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x5458564b;  // "KVXT"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kMostText = 1 << 20;
 
 class Writer {
@@ -79,8 +79,8 @@ Result<Kind> read_head(Reader& reader) {
     return Error{ErrorCode::kIncompatible,
                  fmt::format("the peer's transfer has version {}; expected {}", version, kVersion)};
   }
-  if (kind < 1 || kind > 5 || reserved != 0) {
-    return invalid_argument("a transfer's message has the kind {} and {}; expected 1 to 5 and 0",
+  if (kind < 1 || kind > 6 || reserved != 0) {
+    return invalid_argument("a transfer's message has the kind {} and {}; expected 1 to 6 and 0",
                             kind, reserved);
   }
   return static_cast<Kind>(kind);
@@ -106,11 +106,15 @@ std::vector<uint8_t> encode(const Request& request) {
     writer.u64(request.offset);
     writer.u64(request.bytes);
   }
-  if (request.kind == Kind::kLayers) {
+  if (request.kind == Kind::kLayers || request.kind == Kind::kPages) {
     writer.u32(request.record);
     writer.u32(request.heads.first);
     writer.u32(request.heads.end);
     writer.u32(request.heads.num_heads);
+  }
+  if (request.kind == Kind::kPages) {
+    writer.u64(request.first_page);
+    writer.u64(request.end_page);
   }
   if (request.kind == Kind::kDone) {
     writer.u32(request.is_taken ? 1 : 0);
@@ -140,12 +144,18 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
       request.text = reader.rest();
       break;
     case Kind::kLayers:
+    case Kind::kPages:
       request.export_id = reader.u64();
       request.record = reader.u32();
       request.heads.first = reader.u32();
       request.heads.end = reader.u32();
       request.heads.num_heads = reader.u32();
-      request.text = reader.rest();
+      if (request.kind == Kind::kLayers) {
+        request.text = reader.rest();
+      } else {
+        request.first_page = reader.u64();
+        request.end_page = reader.u64();
+      }
       break;
     case Kind::kRefused:
       return invalid_argument("a request has the kind of a refusal; expected one that asks");
@@ -158,12 +168,14 @@ std::vector<uint8_t> encode(const Answer& answer) {
   Writer writer;
   writer.head(answer.kind);
   if (has_export(answer.kind)) writer.u64(answer.export_id);
-  if (answer.kind == Kind::kLayers) {
+  if (answer.kind == Kind::kLayers || answer.kind == Kind::kPages) {
     writer.u32(answer.record);
     writer.u32(answer.num_parts);
   }
+  if (answer.kind == Kind::kPages) writer.u64(answer.first_page);
   if (answer.kind == Kind::kHello) {
     writer.u64(answer.bytes);
+    writer.u32(answer.num_layers);
     writer.u32(static_cast<uint32_t>(answer.path.size()));
     writer.text(answer.path);
   }
@@ -180,6 +192,7 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
   switch (answer.kind) {
     case Kind::kHello:
       answer.bytes = reader.u64();
+      answer.num_layers = reader.u32();
       answer.path = reader.text(reader.u32());
       answer.text = reader.rest();
       break;
@@ -190,8 +203,10 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
     case Kind::kDone:
       break;
     case Kind::kLayers:
+    case Kind::kPages:
       answer.record = reader.u32();
       answer.num_parts = reader.u32();
+      if (answer.kind == Kind::kPages) answer.first_page = reader.u64();
       answer.data = reader.data();
       break;
     case Kind::kRefused:

@@ -6,6 +6,7 @@
 
 #include "kv/files/fingerprint.hpp"
 #include "kv/files/transcode.hpp"
+#include "transfer/layer_import.hpp"
 #include "transfer/peer.hpp"
 #include "transfer/shared_file.hpp"
 
@@ -59,6 +60,7 @@ class Import {
           "this cache",
           offer_.bytes, limit);
     }
+    if (!options_.heads.is_whole()) return check_heads();
     const std::string reason = kv::reason_not_to_load(offer_.text, cache_.fingerprint());
     if (reason.empty()) return {};
     if (!options_.may_transcode) {
@@ -75,6 +77,28 @@ class Import {
                              convertible.error().message)};
   }
 
+  // The exporter's cache with the cut's heads alone has to be this one.
+  Status check_heads() const {
+    if (options_.may_transcode) {
+      return invalid_argument(
+          "some heads are asked for, and transcoding is allowed; expected one of the two");
+    }
+    if (offer_.num_layers == 0) {
+      return unsupported(
+          "heads {} to {} of {} are asked for; the exporter offers its sequence as a whole "
+          "(expected one that is offered layer by layer)",
+          options_.heads.first, options_.heads.end, options_.heads.num_heads);
+    }
+    KVX_ASSIGN_OR_RETURN(const std::string expected,
+                         fingerprint_of_heads(offer_.text, options_.heads));
+    const std::string reason = kv::reason_not_to_load(expected, cache_.fingerprint());
+    if (reason.empty()) return {};
+    return invalid_argument(
+        "heads {} to {} of the exporter's cache are not this one's: {} (exporter's, and this "
+        "cache's)",
+        options_.heads.first, options_.heads.end, reason);
+  }
+
   Result<int> take() {
     if (!offer_.path.empty() && access(offer_.path.c_str(), R_OK) == 0) {
       report_.was_shared = true;
@@ -82,7 +106,9 @@ class Import {
     }
     KVX_ASSIGN_OR_RETURN(SharedFile file, SharedFile::create());
     KVX_RETURN_IF_ERROR(file.open_empty());
-    KVX_RETURN_IF_ERROR(receive_all(file));
+    KVX_RETURN_IF_ERROR(offer_.num_layers == 0
+                            ? receive_all(file)
+                            : receive_layers(cache_, options_, offer_, peer_, file, report_));
     return load(file.path());
   }
 

@@ -64,4 +64,4 @@ def test_the_page_on_metrics():
 
 
 def test_every_block_of_the_page_on_transfers_runs():
-    assert run_blocks("docs/transfer.md") == 2
+    assert run_blocks("docs/transfer.md") == 4

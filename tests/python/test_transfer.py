@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -96,3 +98,107 @@ def test_refusals():
         other.import_sequence("tcp://127.0.0.1:1", seconds=0.1)
     with pytest.raises(kvx.Error, match="cannot be bound"):
         cache.export_sequence(sequence, "here")
+
+
+LAYER_IMPORTER = """
+import sys
+import numpy as np
+import kvx
+endpoint, path, first = sys.argv[1], sys.argv[2], int(sys.argv[3])
+heads = None if first < 0 else (first, 2)
+cache = kvx.Cache(num_layers=2, num_kv_heads=2 if heads is None else 1, head_dim=64,
+                  recipe="nvfp4:immediate", max_tokens=512, prefix_model="m")
+print("ready", flush=True)
+came = cache.import_sequence(endpoint, heads=heads)
+assert cache.recorded_tokens(came.sequence) == list(range(300))
+np.save(path, np.stack([cache.gather(came.sequence, layer) for layer in range(2)]))
+print(came.bytes)
+"""
+
+
+def layers_taken_elsewhere(offer, path, first=-1):
+    command = [sys.executable, "-c", LAYER_IMPORTER, offer.endpoint, str(path), str(first)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def made(**options):
+    sizes = dict(num_layers=2, num_kv_heads=2, head_dim=64, max_tokens=512, prefix_model="m")
+    return kvx.Cache(**(sizes | dict(recipe="nvfp4:immediate") | options))
+
+
+def test_layers_leave_while_the_next_are_computed(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((300, 2, 64), np.float32)
+    cache = made()
+    sequence = cache.create_sequence()
+    with cache.export_layers(sequence, range(300)) as offer:
+        assert (offer.state().layers, offer.state().layers_there) == (2, 0)
+        importer = layers_taken_elsewhere(offer, tmp_path / "rows.npy")
+        assert importer.stdout.readline() == "ready\n"
+        with cache.step([(sequence, 300)]):
+            cache.append_and_attend(0, rows, rows, rows)
+            layer_bytes = offer.state().bytes // 2
+            end = time.monotonic() + 20
+            while offer.state().bytes_sent < layer_bytes and time.monotonic() < end:
+                time.sleep(0.001)
+            assert layer_bytes <= offer.state().bytes_sent < 2 * layer_bytes
+            assert importer.poll() is None
+            cache.append_and_attend(1, rows, rows, rows)
+        expected = np.stack([cache.gather(sequence, layer) for layer in range(2)])
+        cache.close()
+        out, err = importer.communicate(timeout=60)
+        assert importer.returncode == 0, err
+        assert int(out) == offer.state().bytes_sent and offer.wait(5)
+    assert (np.load(tmp_path / "rows.npy") == expected).all()
+
+
+def test_each_rank_takes_its_heads(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((300, 2, 64), np.float32)
+    cache = made()
+    sequence = cache.create_sequence()
+    with cache.export_layers(sequence, range(300)) as offer:
+        importers = [layers_taken_elsewhere(offer, tmp_path / f"{i}.npy", i) for i in range(2)]
+        with cache.step([(sequence, 300)]):
+            for layer in range(2):
+                cache.append_and_attend(layer, rows, rows, -rows)
+        expected = np.stack([cache.gather(sequence, layer) for layer in range(2)])
+        for i, importer in enumerate(importers):
+            _, err = importer.communicate(timeout=60)
+            assert importer.returncode == 0, err
+            assert (np.load(tmp_path / f"{i}.npy") == expected[:, :, :, i : i + 1]).all()
+
+
+def test_other_threads_use_a_cache_that_waits():
+    cache, other = made(), made(max_sequences=2)
+    rows = np.ones((300, 2, 64), np.float32)
+    sequence, decoding = cache.create_sequence(), other.create_sequence()
+    came = []
+    with cache.export_layers(sequence, range(300)) as offer:
+        waiting = threading.Thread(target=lambda: came.append(other.import_sequence(offer.endpoint)))
+        waiting.start()
+        with other.step([(decoding, 10)]):
+            for layer in range(2):
+                other.append_and_attend(layer, rows[:10], rows[:10], rows[:10])
+        assert other.num_tokens(decoding) == 10 and not came
+        with cache.step([(sequence, 300)]):
+            for layer in range(2):
+                cache.append_and_attend(layer, rows, rows, rows)
+        waiting.join(20)
+    assert other.num_tokens(came[0].sequence) == 300
+
+
+def test_layers_that_will_not_come():
+    cache, other = made(), made()
+    sequence = cache.create_sequence()
+    with pytest.raises(kvx.Error, match="num_tokens is 0; the sequence has 0"):
+        cache.export_layers(sequence, [])
+    with pytest.raises(kvx.OutOfRangeError, match="max_tokens"):
+        cache.export_layers(sequence, range(513))
+    with cache.export_layers(sequence, range(300)) as offer:
+        with pytest.raises(kvx.UnsupportedError, match="the sequence's head has not come"):
+            other.import_sequence(offer.endpoint, seconds=0.1)
+        with pytest.raises(kvx.Error, match=r"heads is \(1, 2\); expected \(first, of\)"):
+            other.import_sequence(offer.endpoint, heads=(1, 2))
+        cache.free_sequence(sequence)
+        assert offer.state().problem == "the sequence was freed before its last layer"
+        with pytest.raises(kvx.Error, match="was freed before its last layer"):
+            other.import_sequence(offer.endpoint)

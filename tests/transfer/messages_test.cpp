@@ -11,15 +11,18 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Messages, RequestsAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kLayers}) {
+  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kLayers, Kind::kPages}) {
     Request request;
     request.kind = kind;
     if (kind != Kind::kHello) request.export_id = 0x123456789abcdef0;
     if (kind == Kind::kRead) request.offset = uint64_t{1} << 40;
     if (kind == Kind::kRead) request.bytes = 4096;
-    if (kind == Kind::kLayers) request.record = 31;
-    if (kind == Kind::kLayers) request.heads = {2, 4, 8};
-    if (kind != Kind::kRead) request.text = "facts";
+    const bool has_heads = kind == Kind::kLayers || kind == Kind::kPages;
+    if (has_heads) request.record = 31;
+    if (has_heads) request.heads = {2, 4, 8};
+    if (kind == Kind::kPages) request.first_page = 5;
+    if (kind == Kind::kPages) request.end_page = uint64_t{1} << 33;
+    if (kind != Kind::kRead && kind != Kind::kPages) request.text = "facts";
     if (kind == Kind::kDone) request.is_taken = true;
     const Result<Request> read = parse_request(encode(request));
     ASSERT_TRUE(read.ok()) << read.error().message;
@@ -29,22 +32,28 @@ TEST(Messages, RequestsAreReadBack) {
     EXPECT_EQ(read.value().bytes, request.bytes);
     EXPECT_EQ(read.value().record, request.record);
     EXPECT_EQ(read.value().heads, request.heads);
+    EXPECT_EQ(read.value().first_page, request.first_page);
+    EXPECT_EQ(read.value().end_page, request.end_page);
     EXPECT_EQ(read.value().is_taken, request.is_taken);
     EXPECT_EQ(read.value().text, request.text);
   }
 }
 
 TEST(Messages, AnswersAreReadBack) {
-  for (const Kind kind : {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused, Kind::kLayers}) {
+  for (const Kind kind :
+       {Kind::kHello, Kind::kRead, Kind::kDone, Kind::kRefused, Kind::kLayers, Kind::kPages}) {
     Answer answer;
     answer.kind = kind;
-    const bool has_data = kind == Kind::kRead || kind == Kind::kLayers;
+    const bool has_parts = kind == Kind::kLayers || kind == Kind::kPages;
+    const bool has_data = kind == Kind::kRead || has_parts;
     if (kind != Kind::kRefused) answer.export_id = 7;
     if (kind == Kind::kHello) answer.bytes = 99;
     if (kind == Kind::kHello) answer.path = "/dev/shm/x";
     if (kind == Kind::kRead) answer.offset = 5;
-    if (kind == Kind::kLayers) answer.record = 3;
-    if (kind == Kind::kLayers) answer.num_parts = 2;
+    if (has_parts) answer.record = 3;
+    if (has_parts) answer.num_parts = 2;
+    if (kind == Kind::kPages) answer.first_page = 9;
+    if (kind == Kind::kHello) answer.num_layers = 30;
     if (kind == Kind::kHello || kind == Kind::kRefused) answer.text = "words";
     std::vector<uint8_t> bytes = encode(answer);
     if (has_data) bytes.insert(bytes.end(), {1, 2, 3});
@@ -55,6 +64,8 @@ TEST(Messages, AnswersAreReadBack) {
     EXPECT_EQ(read.value().bytes, answer.bytes);
     EXPECT_EQ(read.value().record, answer.record);
     EXPECT_EQ(read.value().num_parts, answer.num_parts);
+    EXPECT_EQ(read.value().first_page, answer.first_page);
+    EXPECT_EQ(read.value().num_layers, answer.num_layers);
     EXPECT_EQ(read.value().path, answer.path);
     EXPECT_EQ(read.value().text, answer.text);
     EXPECT_EQ(read.value().data.size(), has_data ? 3u : 0u);
@@ -63,11 +74,11 @@ TEST(Messages, AnswersAreReadBack) {
 
 TEST(Messages, OfAnotherVersionSaySo) {
   std::vector<uint8_t> bytes = encode(Request{});
-  bytes[4] = 3;
+  bytes[4] = 4;
   const Result<Request> read = parse_request(bytes);
   ASSERT_FALSE(read.ok());
   EXPECT_EQ(read.error().code, ErrorCode::kIncompatible);
-  EXPECT_THAT(read.error().message, HasSubstr("version 3; expected 2"));
+  EXPECT_THAT(read.error().message, HasSubstr("version 4; expected 3"));
 }
 
 TEST(Messages, CutShortAreRefused) {

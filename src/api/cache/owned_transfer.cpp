@@ -1,4 +1,5 @@
-// kvx_sequence_export, kvx_export_* and kvx_sequence_import: sequences of another process.
+// kvx_sequence_export, kvx_sequence_export_layers, kvx_export_* and kvx_sequence_import: sequences
+// of another process.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 #include "api/handle_map.hpp"
@@ -36,6 +37,25 @@ Status export_sequence(kvx_cache_t handle, int32_t sequence, const char* endpoin
   return {};
 }
 
+Status export_layers(kvx_cache_t handle, int32_t sequence, const int32_t* tokens,
+                     int64_t num_tokens, const char* endpoint, kvx_export_t* offer) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  if (offer == nullptr) return invalid_argument("offer is null");
+  if (tokens == nullptr) return invalid_argument("tokens is null");
+  if (num_tokens < 0 || num_tokens > kv::kMaxTokens) {
+    return invalid_argument("num_tokens is {}; expected 1 to {}", num_tokens, kv::kMaxTokens);
+  }
+  transfer::ExportOptions options;
+  if (endpoint != nullptr) options.endpoint = endpoint;
+  KVX_ASSIGN_OR_RETURN(
+      std::unique_ptr<transfer::SequenceExport> made,
+      transfer::SequenceExport::create_by_layer(
+          *owned->cache, index, {tokens, static_cast<size_t>(num_tokens)}, options));
+  *offer = exports().add(std::move(made));
+  return {};
+}
+
 Status export_info(kvx_export_t handle, kvx_export_info_t* caller) {
   KVX_ASSIGN_OR_RETURN(const transfer::SequenceExport* offer, find_export(handle));
   const transfer::ExportState state = offer->state();
@@ -45,6 +65,9 @@ Status export_info(kvx_export_t handle, kvx_export_info_t* caller) {
   answer.bytes_sent = state.bytes_sent;
   answer.num_taken = state.num_taken;
   answer.num_refused = state.num_refused;
+  answer.num_layers = state.num_layers;
+  answer.num_layers_there = state.num_layers_there;
+  answer.is_broken = state.problem.empty() ? 0 : 1;
   return write_struct(answer, caller, "info");
 }
 
@@ -72,6 +95,16 @@ Status import_sequence(kvx_cache_t handle, const kvx_import_options_t* caller, i
   if (args.endpoint != nullptr) options.endpoint = args.endpoint;
   if (args.timeout_ms != 0) options.timeout_ms = args.timeout_ms;
   options.may_transcode = args.flags == KVX_LOAD_TRANSCODE;
+  if (args.num_kv_heads != 0 || args.first_kv_head != 0) {
+    const int own = owned->cache->config().geometry.num_kv_heads;
+    if (args.first_kv_head < 0 || args.num_kv_heads < own ||
+        args.first_kv_head > args.num_kv_heads - own) {
+      return invalid_argument(
+          "options.first_kv_head is {} of {}; expected room for this cache's {} from there on",
+          args.first_kv_head, args.num_kv_heads, own);
+    }
+    options.heads = {args.first_kv_head, args.first_kv_head + own, args.num_kv_heads};
+  }
   transfer::ImportReport report;
   KVX_ASSIGN_OR_RETURN(const int index, transfer::import_sequence(*owned->cache, options, &report));
   *sequence = owned->numbers.number_of(index);
@@ -90,6 +123,14 @@ extern "C" kvx_status_t kvx_sequence_export(kvx_cache_t cache, int32_t sequence,
                                             const char* endpoint, kvx_export_t* offer) {
   return kvx::boundary::run_call(
       [&] { return kvx::boundary::export_sequence(cache, sequence, endpoint, offer); });
+}
+
+extern "C" kvx_status_t kvx_sequence_export_layers(kvx_cache_t cache, int32_t sequence,
+                                                   const int32_t* tokens, int64_t num_tokens,
+                                                   const char* endpoint, kvx_export_t* offer) {
+  return kvx::boundary::run_call([&] {
+    return kvx::boundary::export_layers(cache, sequence, tokens, num_tokens, endpoint, offer);
+  });
 }
 
 extern "C" kvx_status_t kvx_export_info(kvx_export_t offer, kvx_export_info_t* info) {

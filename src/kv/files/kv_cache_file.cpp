@@ -6,6 +6,7 @@
 
 #include "core/log.hpp"
 #include "kv/files/fingerprint.hpp"
+#include "kv/files/layer_places.hpp"
 #include "kv/plan/block_order.hpp"
 #include "kv/sequence_table.hpp"
 #include "tier/cache_file.hpp"
@@ -58,15 +59,6 @@ class PinnedNodes {
   std::vector<int32_t> nodes_;
 };
 
-std::vector<tier::StoredBlockKind> kinds_of(const cache::BlockPool& pool, size_t num_groups) {
-  std::vector<tier::StoredBlockKind> kinds;
-  const int per_group = pool.num_classes() / static_cast<int>(num_groups);
-  for (int c = 0; c < pool.num_classes(); ++c) {
-    kinds.push_back({c / per_group, c % per_group == 1, pool.block_bytes(c)});
-  }
-  return kinds;
-}
-
 // The index repeats block_size and kinds beside its fingerprint, and a file may be forged.
 Status check_same_cache(const tier::FileIndex& index, std::string_view fingerprint, int block_size,
                         std::span<const tier::StoredBlockKind> kinds, const std::string& path) {
@@ -91,31 +83,26 @@ const tier::StoredBlockCopy* block_copy_of(const tier::FileBlock& block, int kin
 
 // ---- the order of codes in the pool and in files
 
-// Layers of a class that have codes in interleaved order.
-std::vector<const ops::LayerView*> interleaved_layers(const CacheStorage& storage,
-                                                      int block_class) {
-  std::vector<const ops::LayerView*> layers;
+// Rows of a class's blocks whose codes have interleaved order.
+std::vector<InterleavedRows> interleaved_rows_of(const CacheStorage& storage, int block_class) {
+  std::vector<InterleavedRows> all;
   for (size_t i = 0; i < storage.layers.size(); ++i) {
     if (storage.packed_class(storage.group_of_layer[i]) != block_class) continue;
-    const ops::LayerView& layer = storage.layers[i]->packed();
-    const auto is_interleaved = [](const ops::HeadRun& run) {
-      return run.k.is_interleaved || run.v.is_interleaved;
-    };
-    if (std::ranges::any_of(layer.runs, is_interleaved)) layers.push_back(&layer);
+    const auto rows =
+        interleaved_rows(storage.layers[i]->packed(), storage.pool->region(block_class));
+    all.insert(all.end(), rows.begin(), rows.end());
   }
-  return layers;
+  return all;
 }
 
 // Writes a block to the file, codes as files have them.
 Result<tier::StoredBlockCopy> write_block(tier::CacheFileWriter& file, const CacheStorage& storage,
                                           Verbs& verbs, int block_class, int32_t id) {
   KVX_ASSIGN_OR_RETURN(const auto bytes, verbs.readable(storage.block_bytes(block_class, id)));
-  const std::vector<const ops::LayerView*> layers = interleaved_layers(storage, block_class);
-  if (layers.empty()) return file.add_block_copy(block_class, bytes);
+  const std::vector<InterleavedRows> rows = interleaved_rows_of(storage, block_class);
+  if (rows.empty()) return file.add_block_copy(block_class, bytes);
   std::vector<uint8_t> reordered(bytes.begin(), bytes.end());
-  for (const ops::LayerView* layer : layers) {
-    deinterleave_nibbles(*layer, storage.pool->region(block_class), reordered);
-  }
+  deinterleave_nibbles(rows, reordered);
   return file.add_block_copy(block_class, reordered);
 }
 
@@ -127,9 +114,7 @@ Status read_block(tier::CacheFileReader& file, const tier::StoredBlockCopy& bloc
   KVX_ASSIGN_OR_RETURN(const auto bytes, verbs.writable(storage.block_bytes(block_class, id)));
   damage = file.read_block_copy(block_copy, bytes);
   if (!damage.ok()) return {};
-  for (const ops::LayerView* layer : interleaved_layers(storage, block_class)) {
-    interleave_nibbles(*layer, storage.pool->region(block_class), bytes);
-  }
+  interleave_nibbles(interleaved_rows_of(storage, block_class), bytes);
   return verbs.written(storage.block_bytes(block_class, id));
 }
 
@@ -137,12 +122,8 @@ Status read_block(tier::CacheFileReader& file, const tier::StoredBlockCopy& bloc
 
 tier::FileIndex empty_index(const SequenceTable& table) {
   const CacheStorage& storage = table.storage;
-  return {table.prefixes->fingerprint(),
-          storage.config.block_size,
-          {},
-          kinds_of(*storage.pool, storage.groups.size()),
-          {},
-          {}};
+  return {
+      table.prefixes->fingerprint(), storage.config.block_size, {}, block_kinds(storage), {}, {}};
 }
 
 // One block of a sequence in one group, its first num_tokens.
@@ -271,7 +252,7 @@ Status check_file(const SequenceTable& table, const tier::FileIndex& index,
                   const std::string& path) {
   const CacheStorage& storage = table.storage;
   return check_same_cache(index, table.prefixes->fingerprint(), storage.config.block_size,
-                          kinds_of(*storage.pool, storage.groups.size()), path);
+                          block_kinds(storage), path);
 }
 
 // A saved sequence's way through the file, and what each group holds of it.

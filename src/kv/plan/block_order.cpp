@@ -19,16 +19,14 @@ void convert_row(uint8_t* row, int bytes, const Convert& convert) {
 }
 
 template <class Convert>
-void convert_block(const ops::LayerView& layer, const uint8_t* pool, std::span<uint8_t> block,
+void convert_block(std::span<const InterleavedRows> all, std::span<uint8_t> block,
                    const Convert& convert) {
-  for (const ops::HeadRun& run : layer.runs) {
-    for (const ops::SideView* side : {&run.k, &run.v}) {
-      if (!side->is_interleaved) continue;
-      const int row_bytes = format::code_bytes_per_row(side->spec, side->head_dim);
-      for (int head = 0; head < run.num_heads; ++head) {
-        for (int token = 0; token < layer.block_size; ++token) {
-          convert_row(block.data() + (side->codes.at(0, token, head) - pool), row_bytes, convert);
-        }
+  for (const InterleavedRows& rows : all) {
+    for (int head = 0; head < rows.num_heads; ++head) {
+      for (int token = 0; token < rows.num_tokens; ++token) {
+        convert_row(
+            block.data() + rows.offset + token * rows.token_stride + head * rows.head_stride,
+            rows.row_bytes, convert);
       }
     }
   }
@@ -36,14 +34,25 @@ void convert_block(const ops::LayerView& layer, const uint8_t* pool, std::span<u
 
 }  // namespace
 
-void deinterleave_nibbles(const ops::LayerView& layer, const uint8_t* pool,
-                          std::span<uint8_t> block) {
-  convert_block(layer, pool, block, format::nibbles_from_interleaved);
+std::vector<InterleavedRows> interleaved_rows(const ops::LayerView& layer, const uint8_t* pool) {
+  std::vector<InterleavedRows> all;
+  for (const ops::HeadRun& run : layer.runs) {
+    for (const ops::SideView* side : {&run.k, &run.v}) {
+      if (!side->is_interleaved) continue;
+      all.push_back({side->codes.base - pool, side->codes.token_stride, side->codes.head_stride,
+                     layer.block_size, run.num_heads,
+                     format::code_bytes_per_row(side->spec, side->head_dim)});
+    }
+  }
+  return all;
 }
 
-void interleave_nibbles(const ops::LayerView& layer, const uint8_t* pool,
-                        std::span<uint8_t> block) {
-  convert_block(layer, pool, block, format::interleaved_from_nibbles);
+void deinterleave_nibbles(std::span<const InterleavedRows> rows, std::span<uint8_t> block) {
+  convert_block(rows, block, format::nibbles_from_interleaved);
+}
+
+void interleave_nibbles(std::span<const InterleavedRows> rows, std::span<uint8_t> block) {
+  convert_block(rows, block, format::interleaved_from_nibbles);
 }
 
 }  // namespace kvx::kv

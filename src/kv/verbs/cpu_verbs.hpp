@@ -26,6 +26,11 @@ class CpuVerbs final : public Verbs {
   }
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override { return block; }
   Status written(std::span<uint8_t>) override { return {}; }
+  Status copy_to_host(std::span<const BytesCopy> copies) override;
+  Result<HostBytes> allocate_host(int64_t bytes) override;
+  Result<Fence> fence() override {
+    return Fence([] { return Status(); });
+  }
   Result<int64_t> nonfinite_inputs() override { return nonfinite_inputs_.load(); }
   Status synchronize() override { return {}; }
 

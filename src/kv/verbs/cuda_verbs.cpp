@@ -179,6 +179,36 @@ Status CudaVerbs::written(std::span<uint8_t> block) {
   return device::cuda_synchronize(stream);
 }
 
+// Behind what the stream was given before, and before what it is given next: a block that another
+// step overwrites has left by then.
+Status CudaVerbs::copy_to_host(std::span<const BytesCopy> copies) {
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  const device::CudaStream stream = place_.context.stream;
+  std::vector<device::CudaCopy> batch;
+  batch.reserve(copies.size());
+  for (const BytesCopy& copy : copies) batch.push_back({copy.to, copy.from, copy.bytes});
+  if (stream != nullptr) return device::cuda_copy_batch(batch, stream);
+  for (const device::CudaCopy& copy : batch) {
+    KVX_RETURN_IF_ERROR(device::cuda_copy_async(copy.to, copy.from, copy.bytes, stream));
+  }
+  return {};
+}
+
+Result<HostBytes> CudaVerbs::allocate_host(int64_t bytes) {
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<cache::Memory> memory,
+                       cache::pinned_memory(place_.context.device.index));
+  KVX_ASSIGN_OR_RETURN(cache::Region region, memory->allocate(bytes, "a sequence on offer"));
+  return HostBytes{std::move(memory), std::move(region)};
+}
+
+Result<Verbs::Fence> CudaVerbs::fence() {
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  KVX_ASSIGN_OR_RETURN(device::CudaEvent event, device::CudaEvent::create());
+  KVX_RETURN_IF_ERROR(event.record(place_.context.stream));
+  const auto shared = std::make_shared<device::CudaEvent>(std::move(event));
+  return Fence([shared] { return shared->wait(); });
+}
+
 // ---- what has become of it
 
 Result<int64_t> CudaVerbs::nonfinite_inputs() {

@@ -38,6 +38,9 @@ class CudaVerbs final : public Verbs {
   Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override;
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override;
   Status written(std::span<uint8_t> block) override;
+  Status copy_to_host(std::span<const BytesCopy> copies) override;
+  Result<HostBytes> allocate_host(int64_t bytes) override;
+  Result<Fence> fence() override;
   Result<int64_t> nonfinite_inputs() override;
   Status synchronize() override;
 

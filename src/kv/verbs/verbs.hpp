@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "cache/pool/memory.hpp"
 #include "ops/append/append.hpp"
 #include "ops/attend/attend.hpp"
 #include "ops/copy_blocks/copy_blocks.hpp"
@@ -52,6 +55,20 @@ struct RowsShape {
   int head_dim = 0;
 };
 
+// Bytes that lie together on both sides.
+struct BytesCopy {
+  uint8_t* to = nullptr;
+  const uint8_t* from = nullptr;
+  int64_t bytes = 0;
+};
+
+// Memory of the host that a cache's blocks are copied to, where they lie on a GPU by the GPU
+// itself. It does not need the cache.
+struct HostBytes {
+  std::unique_ptr<cache::Memory> memory;  // null: the host's own
+  cache::Region region;
+};
+
 // Rows (k, v, q, out) and attention's sinks lie where the blocks lie; lists, tables and ranges are
 // the host's. One writer's at a time, but for gather(). On a device calls return when the work is
 // on its way, in the stream's order; what fails there is an error of a later call.
@@ -81,6 +98,14 @@ class Verbs {
   virtual Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) = 0;
   virtual Result<std::span<uint8_t>> writable(std::span<uint8_t> block) = 0;
   virtual Status written(std::span<uint8_t> block) = 0;
+
+  // Parts of blocks on their way to memory of allocate_host().
+  virtual Status copy_to_host(std::span<const BytesCopy> copies) = 0;
+  virtual Result<HostBytes> allocate_host(int64_t bytes) = 0;
+  // Waits, in any thread and as often as it is called, until what was given before is done; it does
+  // not need the verbs. INTERNAL_ERROR: some of it failed.
+  using Fence = std::function<Status()>;
+  virtual Result<Fence> fence() = 0;
 
   // Since the cache's creation: AppendReport's.
   virtual Result<int64_t> nonfinite_inputs() = 0;

@@ -126,6 +126,67 @@ TEST(OwnedTransfer, TakesASequenceToAnotherCache) {
   EXPECT_THAT(kvx_last_error(), HasSubstr("offer is not a handle"));
 }
 
+TEST(OwnedTransfer, TakesASequenceLayerByLayer) {
+  api::Cache from = sharing_cache("int8");
+  api::Cache to = sharing_cache("int8");
+  const int32_t sequence = *from.create_sequence();
+  feed(from, sequence, 0, 8);
+  const std::vector<int32_t> tokens = token_ids(0, 20);
+  kvx_export_t offer = nullptr;
+  ASSERT_EQ(kvx_sequence_export_layers(from.handle(), sequence, tokens.data(), 20, nullptr, &offer),
+            KVX_STATUS_OK)
+      << kvx_last_error();
+  auto info = sized<kvx_export_info_t>();
+  ASSERT_EQ(kvx_export_info(offer, &info), KVX_STATUS_OK);
+  EXPECT_EQ(info.num_layers, kOwnedLayers);
+  EXPECT_EQ(info.num_layers_there, 0);
+  feed(from, sequence, 8, 20);
+  ASSERT_EQ(kvx_export_info(offer, &info), KVX_STATUS_OK);
+  EXPECT_EQ(info.num_layers_there, kOwnedLayers);
+  EXPECT_EQ(info.is_broken, 0u);
+  auto options = sized<kvx_import_options_t>();
+  options.endpoint = info.endpoint;
+  int32_t imported = -1;
+  ASSERT_EQ(kvx_sequence_import(to.handle(), &options, &imported, nullptr), KVX_STATUS_OK)
+      << kvx_last_error();
+  EXPECT_EQ(rows_of(to, imported), rows_of(from, sequence));
+  options.first_kv_head = 1;
+  options.num_kv_heads = kOwnedHeads;
+  EXPECT_EQ(kvx_sequence_import(to.handle(), &options, &imported, nullptr),
+            KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("options.first_kv_head is 1 of"));
+  kvx_export_free(offer);
+
+  const int32_t other = *from.create_sequence();
+  ASSERT_EQ(kvx_sequence_export_layers(from.handle(), other, tokens.data(), 20, nullptr, &offer),
+            KVX_STATUS_OK);
+  ASSERT_TRUE(from.free_sequence(other).ok());
+  ASSERT_EQ(kvx_export_info(offer, &info), KVX_STATUS_OK);
+  EXPECT_EQ(info.is_broken, 1u);
+  kvx_export_free(offer);
+}
+
+TEST(OwnedTransfer, RefusesLayersThatCannotBe) {
+  api::Cache cache = sharing_cache("int8");
+  const kvx_cache_t h = cache.handle();
+  const int32_t sequence = *cache.create_sequence();
+  const std::vector<int32_t> tokens = token_ids(0, 20);
+  kvx_export_t offer = nullptr;
+  const auto refused = [&](kvx_cache_t of, int32_t s, const int32_t* first, int64_t count,
+                           kvx_export_t* to) {
+    return kvx_sequence_export_layers(of, s, first, count, nullptr, to);
+  };
+  EXPECT_EQ(refused(nullptr, sequence, tokens.data(), 20, &offer), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(refused(h, -1, tokens.data(), 20, &offer), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(refused(h, sequence, nullptr, 20, &offer), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(refused(h, sequence, tokens.data(), -1, &offer), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(refused(h, sequence, tokens.data(), 0, &offer), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(refused(h, sequence, tokens.data(), 20, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(kvx_sequence_export_layers(h, sequence, tokens.data(), 20, "x", &offer),
+            KVX_STATUS_INVALID_ARGUMENT);
+  EXPECT_THAT(kvx_last_error(), HasSubstr("'x' cannot be bound"));
+}
+
 TEST(OwnedTransfer, RefusesCallsThatCannotBe) {
   api::Cache cache = sharing_cache("int8");
   const kvx_cache_t h = cache.handle();

@@ -1,0 +1,306 @@
+// receive_layers: asks for parts of the layers in their order, several at a time, and again for
+// what is not there yet or does not come.
+#include "transfer/layer_import.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "kv/files/fingerprint.hpp"
+#include "transfer/layer_head.hpp"
+
+namespace kvx::transfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostPartsAtOnce = 4;
+constexpr auto kLookAgainAfter = std::chrono::milliseconds(2);  // for a layer that is not there yet
+constexpr size_t kChecksumBytes = sizeof(cache::ContentHash);
+
+// Pages [first, end) of a layer.
+struct Part {
+  int layer = 0;
+  uint64_t first = 0;
+  uint64_t end = 0;
+};
+
+class LayerImport {
+ public:
+  LayerImport(const kv::KvCache& cache, const ImportOptions& options, const Answer& offer,
+              Peer& peer, const SharedFile& file, ImportReport& report)
+      : cache_(cache),
+        options_(options),
+        offer_(offer),
+        peer_(peer),
+        file_(file),
+        report_(report) {}
+
+  Status run() {
+    KVX_RETURN_IF_ERROR(receive_head());
+    KVX_RETURN_IF_ERROR(check_head());
+    KVX_RETURN_IF_ERROR(plan_parts());
+    KVX_RETURN_IF_ERROR(receive_parts());
+    return finish_file();
+  }
+
+ private:
+  Status check_progress(std::string_view what) const {
+    const auto waited =
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - last_came_);
+    if (waited.count() < options_.timeout_ms) return {};
+    return unsupported("{} has not come from {} for {} ms; expected a step that computes it", what,
+                       options_.endpoint, waited.count());
+  }
+
+  Status receive_head() {
+    Request read;
+    read.kind = Kind::kRead;
+    read.export_id = offer_.export_id;
+    while (true) {
+      KVX_RETURN_IF_ERROR(peer_.send(read));
+      KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
+      if (!answer) {
+        ++report_.num_asked_again;
+      } else if (answer->kind == Kind::kRead && answer->export_id == offer_.export_id) {
+        if (!answer->data.empty()) {
+          report_.bytes += std::ssize(answer->data);
+          last_came_ = Clock::now();
+          KVX_ASSIGN_OR_RETURN(theirs_, parse_head(answer->data));
+          return {};
+        }
+        std::this_thread::sleep_for(kLookAgainAfter);
+      }
+      KVX_RETURN_IF_ERROR(check_progress("the sequence's head"));
+    }
+  }
+
+  // What is written here is the exporter's, or this cache's heads of it.
+  Status check_head() {
+    if (theirs_.index.fingerprint != offer_.text) {
+      return invalid_argument("the exporter's head has another fingerprint than its offer");
+    }
+    ours_ = theirs_;
+    if (!options_.heads.is_whole()) {
+      ours_.index.fingerprint = cache_.fingerprint();
+      ours_.index.kinds = kv::block_kinds(cache_.table().storage);
+      KVX_ASSIGN_OR_RETURN(ours_.layers, kv::layer_places(cache_.table().storage));
+      if (ours_.layers.size() != theirs_.layers.size() ||
+          ours_.index.kinds.size() != theirs_.index.kinds.size()) {
+        return invalid_argument(
+            "the exporter has {} layers and {} kinds of blocks; expected {}, {}",
+            theirs_.layers.size(), theirs_.index.kinds.size(), ours_.layers.size(),
+            ours_.index.kinds.size());
+      }
+    }
+    index_offset_ = lay_out_block_copies(ours_.index);
+    const cache::ByteCount most = cache_.sequence_bytes(cache_.config().max_tokens_per_sequence);
+    const int64_t limit = most.total() * 32 + (64 << 20);  // f32 beside a packed cache
+    if (index_offset_ <= limit) return {};
+    return invalid_argument(
+        "the exporter offers {} bytes; expected at most {} for a sequence of this cache",
+        index_offset_, limit);
+  }
+
+  Status plan_parts() {
+    for (int layer = 0; layer < static_cast<int>(ours_.layers.size()); ++layer) {
+      pages_.push_back(pages_of(ours_, layer));
+      const std::vector<PageOfLayer> theirs = pages_of(theirs_, layer);
+      if (theirs.size() != pages_.back().size()) {
+        return invalid_argument("layer {} has {} pages; expected {}", layer, theirs.size(),
+                                pages_.back().size());
+      }
+      uint64_t bytes = 0;
+      Part part{layer, 0, 0};
+      for (const PageOfLayer& page : theirs) {
+        const auto page_bytes = static_cast<uint64_t>(page.place.bytes);
+        if (part.end > part.first && bytes + page_bytes > kPartBytes) {
+          parts_.push_back(part);
+          part.first = part.end;
+          bytes = 0;
+        }
+        ++part.end;
+        bytes += page_bytes;
+      }
+      if (part.end > part.first) parts_.push_back(part);
+    }
+    return {};
+  }
+
+  Status ask(size_t number) {
+    const Part& part = parts_[number];
+    Request request;
+    request.kind = Kind::kPages;
+    request.export_id = offer_.export_id;
+    request.record = static_cast<uint32_t>(part.layer);
+    request.heads = {static_cast<uint32_t>(options_.heads.first),
+                     static_cast<uint32_t>(options_.heads.end),
+                     static_cast<uint32_t>(options_.heads.num_heads)};
+    request.first_page = part.first;
+    request.end_page = part.end;
+    return peer_.send(request);
+  }
+
+  Status receive_parts() {
+    size_t next = 0;
+    size_t num_done = 0;
+    while (num_done < parts_.size()) {
+      // A layer that is not there yet is the first that is asked for again; those after it wait.
+      while (asked_.size() < kMostPartsAtOnce && Clock::now() >= not_before_) {
+        size_t number = next;
+        if (!missing_.empty()) {
+          number = missing_.begin()->first;
+          missing_.erase(missing_.begin());
+        } else if (next < parts_.size()) {
+          ++next;
+        } else {
+          break;
+        }
+        asked_.emplace(std::pair(parts_[number].layer, parts_[number].first), number);
+        KVX_RETURN_IF_ERROR(ask(number));
+      }
+      if (asked_.empty()) {
+        std::this_thread::sleep_until(not_before_);
+        KVX_RETURN_IF_ERROR(
+            check_progress(fmt::format("layer {}", parts_[missing_.begin()->first].layer)));
+        continue;
+      }
+      KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
+      if (!answer) {
+        report_.num_asked_again += std::ssize(asked_);
+        for (const auto& [key, number] : asked_) KVX_RETURN_IF_ERROR(ask(number));
+        continue;
+      }
+      // A part that was asked for twice comes twice.
+      const auto found =
+          asked_.find(std::pair(static_cast<int>(answer->record), answer->first_page));
+      if (answer->kind != Kind::kPages || answer->export_id != offer_.export_id ||
+          found == asked_.end()) {
+        continue;
+      }
+      const size_t number = found->second;
+      asked_.erase(found);
+      if (answer->num_parts == 0) {
+        missing_.emplace(number, true);
+        not_before_ = Clock::now() + kLookAgainAfter;
+        continue;
+      }
+      KVX_RETURN_IF_ERROR(write_part(parts_[number], *answer));
+      last_came_ = Clock::now();
+      ++num_done;
+    }
+    return {};
+  }
+
+  Status write_part(const Part& part, const Answer& answer) {
+    const auto num_pages = static_cast<size_t>(part.end - part.first);
+    const std::span<const PageOfLayer> pages =
+        std::span(pages_[static_cast<size_t>(part.layer)]).subspan(part.first, num_pages);
+    size_t expected = num_pages * kChecksumBytes;
+    for (const PageOfLayer& page : pages) expected += static_cast<size_t>(page.place.bytes);
+    if (answer.num_parts != num_pages || answer.data.size() != expected) {
+      return invalid_argument(
+          "the exporter sends {} pages of layer {} in {} bytes; expected {}, {}", answer.num_parts,
+          part.layer, answer.data.size(), num_pages, expected);
+    }
+    report_.bytes += std::ssize(answer.data);
+    auto checksums = answer.data.first(num_pages * kChecksumBytes);
+    auto left = answer.data.subspan(checksums.size());
+    for (size_t i = 0; i < num_pages; ++i) {
+      const auto bytes = left.first(static_cast<size_t>(pages[i].place.bytes));
+      left = left.subspan(bytes.size());
+      if (std::memcmp(cache::checksum(bytes).bytes.data(), checksums.data() + i * kChecksumBytes,
+                      kChecksumBytes) != 0) {
+        return invalid_argument("page {} of layer {} is damaged", part.first + i, part.layer);
+      }
+      KVX_RETURN_IF_ERROR(
+          file_.write_at(pages[i].block_copy->offset + pages[i].place.offset, bytes));
+    }
+    return {};
+  }
+
+  // Header and index, with the blocks' checksums.
+  Status finish_file() {
+    std::vector<uint8_t> block;
+    for (tier::FileBlock& one : ours_.index.blocks) {
+      for (tier::StoredBlockCopy& copy : one.block_copies) {
+        block.assign(static_cast<size_t>(copy.stored_bytes), 0);
+        const auto end = std::min(copy.stored_bytes, file_.bytes() - copy.offset);
+        if (end > 0) {
+          KVX_RETURN_IF_ERROR(
+              file_.read_at(copy.offset, std::span(block).first(static_cast<size_t>(end))));
+        }
+        copy.checksum = cache::checksum(block);
+      }
+    }
+    const std::vector<uint8_t> index = tier::encode_index(ours_.index);
+    KVX_RETURN_IF_ERROR(file_.write_at(index_offset_, index));
+    const tier::FileHeader header{index_offset_, std::ssize(index), cache::checksum(index)};
+    return file_.write_at(0, tier::encode_header(header));
+  }
+
+  const kv::KvCache& cache_;
+  const ImportOptions& options_;
+  const Answer& offer_;
+  Peer& peer_;
+  const SharedFile& file_;
+  ImportReport& report_;
+  SequenceHead theirs_;
+  SequenceHead ours_;
+  int64_t index_offset_ = 0;
+  std::vector<std::vector<PageOfLayer>> pages_;  // [layers], of ours_
+  std::vector<Part> parts_;
+  std::map<std::pair<int, uint64_t>, size_t> asked_;  // layer and first page, of parts under way
+  std::map<size_t, bool> missing_;                    // parts that were not there
+  Clock::time_point not_before_{};
+  Clock::time_point last_came_ = Clock::now();
+};
+
+}  // namespace
+
+Status receive_layers(const kv::KvCache& cache, const ImportOptions& options, const Answer& offer,
+                      Peer& peer, const SharedFile& file, ImportReport& report) {
+  return LayerImport(cache, options, offer, peer, file, report).run();
+}
+
+Result<std::string> fingerprint_of_heads(std::string_view fingerprint, const kv::HeadCut& heads) {
+  KVX_ASSIGN_OR_RETURN(kv::StoredCache stored, kv::parse_fingerprint(fingerprint));
+  if (heads.first < 0 || heads.first >= heads.end || heads.end > heads.num_heads ||
+      heads.num_heads != stored.geometry.num_kv_heads) {
+    return invalid_argument("heads are {} to {} of {}; the exporter has {}", heads.first, heads.end,
+                            heads.num_heads, stored.geometry.num_kv_heads);
+  }
+  if (stored.order != cache::BlockOrder::kHeads) {
+    return unsupported("the exporter's blocks have an order in which heads lie apart");
+  }
+  if (stored.calibration != kv::calibration_name({})) {
+    return unsupported(
+        "the exporter's cache is calibrated, and its fingerprint has a hash of the tables of all "
+        "heads; expected a recipe without calibration where some heads are imported");
+  }
+  stored.geometry.num_kv_heads = heads.end - heads.first;
+  for (kv::LayerPlan& layer : stored.layers) {
+    std::vector<kv::HeadRunPlan> runs;
+    for (kv::HeadRunPlan run : layer.runs) {
+      const int first = std::max(run.first_head, heads.first);
+      const int end = std::min(run.first_head + run.num_heads, heads.end);
+      if (first >= end) continue;
+      run.first_head = first - heads.first;
+      run.num_heads = end - first;
+      runs.push_back(std::move(run));
+    }
+    layer.runs = std::move(runs);
+  }
+  return kv::fingerprint_of({&stored.geometry,
+                             stored.layers,
+                             {},
+                             stored.full_precision_window,
+                             &stored.full_precision_spec,
+                             stored.block_size,
+                             stored.model,
+                             stored.order});
+}
+
+}  // namespace kvx::transfer
