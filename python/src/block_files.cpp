@@ -4,8 +4,10 @@
 //
 //   scope  image = the block's name     kinds  one a layer     blocks  [the one, its parent the
 //   scope]
+#include <fcntl.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include "kv/files/fingerprint.hpp"
 #include "python/src/arrays.hpp"
@@ -14,6 +16,8 @@
 #include "tier/cache_file.hpp"
 #include "tier/file_summary.hpp"
 #include "tier/layers/layer_file.hpp"
+#include "tier/whole_file.hpp"
+#include "tier/whole_transfer.hpp"
 
 namespace kvx::python {
 namespace {
@@ -72,6 +76,80 @@ std::vector<std::string> write_layer(const std::vector<const LayerFile*>& files,
   return problems;
 }
 
+// A block's file that was checked: where its pages lie. It is opened anew for each layer, since a
+// long prefix has more blocks than a process may have open files.
+class BlockPages {
+ public:
+  BlockPages(std::string path, const tier::FileIndex& index)
+      : path_(std::move(path)), copies_(index.blocks[0].block_copies) {
+    for (const tier::StoredBlockCopy& copy : copies_) {
+      bytes_.push_back(index.kinds[copy.kind].bytes);
+    }
+  }
+  int num_layers() const { return static_cast<int>(copies_.size()); }
+  // Requires: a layer of it.
+  Status read(int layer, std::span<uint8_t> page) const {
+    if (std::ssize(page) != bytes_[layer]) {
+      return invalid_argument("'{}': layer {} has pages of {} bytes; expected {}", path_, layer,
+                              bytes_[layer], page.size());
+    }
+    const tier::StoredBlockCopy& copy = copies_[layer];
+    std::vector<uint8_t> stored(static_cast<size_t>(copy.stored_bytes));
+    const int descriptor = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return tier::file_error(path_, "cannot be read");
+    const bool is_read = tier::transfer_all(stored.size(), [&](size_t done) {
+      return pread(descriptor, stored.data() + done, stored.size() - done,
+                   copy.offset + static_cast<int64_t>(done));
+    });
+    close(descriptor);
+    if (!is_read) return invalid_argument("'{}' is cut short", path_);
+    const Status decoded = tier::decode_block_copy(copy, stored, page);
+    if (decoded.ok()) return {};
+    return Error{decoded.error().code,
+                 fmt::format("'{}': layer {}: {}", path_, layer, decoded.error().message)};
+  }
+
+ private:
+  std::string path_;
+  std::vector<tier::StoredBlockCopy> copies_;  // by layer
+  std::vector<int64_t> bytes_;                 // of a page
+};
+
+// Reads a layer of several blocks into pages, uint8 [pages, ...], the i-th block to page ids[i].
+// Returns what went wrong, block by block; "" for those that were read.
+std::vector<std::string> read_layer(const std::vector<const BlockPages*>& blocks, int layer,
+                                    nb::object pages, const std::vector<int64_t>& ids) {
+  const PageMemory memory = page_memory(pages, "pages", 1);
+  const auto num_pages = static_cast<int64_t>(memory.array.shape(0));
+  if (ids.size() != blocks.size()) {
+    throw CoreError(invalid_argument("ids has {} entries; expected {}, as many as blocks",
+                                     ids.size(), blocks.size()));
+  }
+  int64_t page_bytes = 1;
+  for (size_t i = 1; i < memory.array.ndim(); ++i) {
+    page_bytes *= static_cast<int64_t>(memory.array.shape(i));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= num_pages) {
+      throw CoreError(
+          invalid_argument("ids[{}] is {}; expected 0 to {}", i, ids[i], num_pages - 1));
+    }
+    if (layer < 0 || layer >= blocks[i]->num_layers()) {
+      throw CoreError(invalid_argument("layer is {}; blocks[{}] has {} layers", layer, i,
+                                       blocks[i]->num_layers()));
+    }
+  }
+  const nb::gil_scoped_release no_gil;
+  std::vector<std::string> problems;
+  auto* const first = static_cast<uint8_t*>(memory.array.data());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::span page(first + ids[i] * memory.page_stride, static_cast<size_t>(page_bytes));
+    const Status read = blocks[i]->read(layer, page);
+    problems.push_back(read.ok() ? "" : read.error().message);
+  }
+  return problems;
+}
+
 class BlockFiles {
  public:
   // fingerprint: all that decides a page's bytes beside its tokens, a fact a line. tokens: a
@@ -120,6 +198,14 @@ class BlockFiles {
     nb::gil_scoped_release no_gil;
     auto file = opened(path, name, tokens);
     throw_if_error(tier::check_block_copies(file, path));
+  }
+
+  // The block, for read_layer(). Throws as check(), but for damaged pages.
+  BlockPages open_block(const std::string& path, const std::string& name,
+                        const Tokens& tokens) const {
+    const nb::gil_scoped_release no_gil;
+    const auto file = opened(path, name, tokens);
+    return {path, file.index()};
   }
 
   // pages as in save(), or None for a layer that needs none. After an error they are unspecified.
@@ -193,6 +279,9 @@ class BlockFiles {
 void bind_block_files(nb::module_& module) {
   nb::class_<LayerFile>(module, "LayerFile").def_prop_ro("path", &LayerFile::path);
   module.def("write_layer", &write_layer, nb::arg("files"), nb::arg("layer"), nb::arg("pages"));
+  nb::class_<BlockPages>(module, "BlockPages");
+  module.def("read_layer", &read_layer, nb::arg("blocks"), nb::arg("layer"), nb::arg("pages"),
+             nb::arg("ids"));
   nb::class_<BlockFiles>(module, "BlockFiles")
       .def(nb::init<std::string, int>(), nb::arg("fingerprint"), nb::arg("block_size"))
       .def("save", &BlockFiles::save, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
@@ -200,6 +289,7 @@ void bind_block_files(nb::module_& module) {
       .def("begin", &BlockFiles::begin, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
            nb::arg("page_bytes"))
       .def("check", &BlockFiles::check, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
+      .def("open", &BlockFiles::open_block, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
       .def("load", &BlockFiles::load, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
            nb::arg("pages"));
 }

@@ -217,6 +217,14 @@ void close_stores() {
 void bind_stores(nb::module_& module) {
   module.def("register_store", &register_python_store, nb::arg("name"), nb::arg("store"));
   module.def("unregister_store", &unregister_python_store, nb::arg("name"));
+  module.def(
+      "registered_stores",
+      [] {
+        nb::list names;
+        for (const std::string& name : tier::registered_stores()) names.append(text_of(name));
+        return names;
+      },
+      "Names of store(NAME), in the order of the alphabet.");
   module.def("close_stores", &close_stores, "Before the interpreter ends: no store is called.");
 }
 

@@ -7,12 +7,14 @@ import time
 from contextlib import contextmanager
 
 import pytest
+import store_of_ours
 from engines import prompts
 from test_offloading import key_of, offloading, said, worker
 
+import kvx
 from kvx import _core
 from kvx.vllm import shared_stores
-from kvx.vllm.shared_stores import StoreLink, StoreLookups, StoreTiers
+from kvx.vllm.shared_stores import StoreLink, StoreLookups, StoreTiers, make_stores
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -76,6 +78,54 @@ def test_another_engine_begins_with_what_one_has_stored(model, tmp_path, kind):
         with offloading(model, "int4", tiers=tiers) as engine:  # has records of its own
             (output,) = engine.outputs([prompt])
             assert output.num_cached_tokens == 0
+
+
+def own_store(folder, name="mine"):
+    """The extra config of a registered store."""
+    recipe = {"make": "store_of_ours:make", "options": {"folder": str(folder)}}
+    return dict(tiers=f"host(1MiB), store({name})", stores={name: recipe})
+
+
+@pytest.fixture
+def forgets_stores():
+    yield
+    for name in list(shared_stores._made):
+        kvx.unregister_store(name)
+        del shared_stores._made[name]
+
+
+def test_a_store_of_ones_own_is_made_by_a_function(model, tmp_path, forgets_stores):
+    (prompt,) = prompts([120])
+    made = store_of_ours.NUM_MADE
+    with offloading(model, "int8", **own_store(tmp_path)) as engine:
+        (expected,) = engine.tokens([prompt])
+        assert put_all(engine)["put"] >= 3
+    assert list(tmp_path.iterdir())
+    with offloading(model, "int8", **own_store(tmp_path)) as engine:
+        (output,) = engine.outputs([prompt])
+        assert (output.outputs[0].token_ids, output.num_cached_tokens) == (expected, 96)
+        assert worker().link.counts["fetched"] == 3
+    assert store_of_ours.NUM_MADE == made + 1, "once a process"
+
+
+def test_stores_that_nobody_can_make_are_refused(tmp_path, forgets_stores):
+    for wanted, stores, message in [
+        (["mine"], {}, r'store\(mine\), .* processes of their own, expected "stores": {"mine"'),
+        (["mine"], ["mine"], "expected a dict"),
+        (["mine"], {"other": "a:b"}, r"stores has \['other'\]"),
+        (["mine"], {"mine": "nowhere"}, "expected 'module:function'"),
+        (["mine"], {"mine": {"make": "a:b", "address": 1}}, "and options"),
+        (["mine"], {"mine": "no_such_module:f"}, "cannot be had: No module named"),
+        (["mine"], {"mine": "store_of_ours:no_such"}, "cannot be had: module"),
+        (["mine"], {"mine": "store_of_ours:NOT_A_STORE"}, r"store is a dict without a method put"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            make_stores(wanted, stores)
+    first, second = own_store(tmp_path)["stores"], own_store("/elsewhere")["stores"]
+    make_stores(["mine"], first)
+    make_stores(["mine"], first)
+    with pytest.raises(kvx.Error, match="this process has it as"):
+        make_stores(["mine"], second)
 
 
 def test_a_damaged_record_is_computed_anew_and_replaced(model, tmp_path):

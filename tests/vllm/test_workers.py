@@ -7,6 +7,7 @@ from engines import BLOCK, Engine, prompts
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
+from kvx.vllm import shared_stores
 from kvx.vllm.offloading_manager import KvxOffloadingManager, Tier
 
 WORKERS = 2
@@ -109,6 +110,30 @@ def test_each_worker_has_host_memory_of_its_own(model):
             ]
             assert said(engine, prompt) == (expected, 0)  # forgotten
             assert said(engine, prompt) == (expected, CACHED)  # stored anew
+
+
+def test_each_process_makes_a_store_of_its_own(model, tmp_path, monkeypatch):
+    (prompt,) = prompts([120])
+    monkeypatch.setattr(shared_stores, "_made", {})
+    extra = {
+        "spec_name": "KvxOffloadingSpec",
+        "spec_module_path": "kvx.vllm.offloading",
+        "tiers": "host(1MiB), store(workers)",
+        "stores": {"workers": {"make": "store_of_ours:make", "options": {"folder": str(tmp_path)}}},
+    }
+    try:
+        with two_workers(model, "KvxOffloadingConnector", **extra) as engine:
+            (expected,) = engine.tokens([prompt])
+            engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
+            for _ in range(100):  # a record a worker and block, beside the engine's steps
+                if len(list(tmp_path.iterdir())) >= 2 * CACHED // BLOCK:
+                    break
+                time.sleep(0.1)
+        with two_workers(model, "KvxOffloadingConnector", **extra) as engine:
+            (output,) = engine.outputs([prompt])
+            assert (output.outputs[0].token_ids, output.num_cached_tokens) == (expected, CACHED)
+    finally:
+        kvx.unregister_store("workers")
 
 
 def test_a_bad_block_is_forgotten_though_another_worker_ends_later():

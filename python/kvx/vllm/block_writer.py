@@ -1,5 +1,4 @@
-"""Pages on their way between vLLM's memory and files: BlockWriter writes blocks beside the engine's
-steps, PinnedPages carries a file's pages to a GPU.
+"""Pages on their way from vLLM's memory to files, beside the engine's steps.
 
     step ──► copy of the block's pages ──► [waiting] ──► thread: file
              in a staging buffer                         (checksums, zstd, fsync)
@@ -118,42 +117,4 @@ class BlockWriter:
         self._thread.join()
 
 
-class PinnedPages:
-    """Pinned memory for the pages of two blocks on their way to a GPU, and a stream of their own.
-    While one block is copied, the other's file is read.
-
-    layers: each layer's pages, uint8 [blocks, ...], all on one GPU.
-    """
-
-    def __init__(self, layers):
-        self._layers = layers
-        self._stream = torch.cuda.Stream(layers[0].device)
-        self._buffers = [self._new_buffer() for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)]
-        self._next = 0
-
-    def _new_buffer(self):
-        return [
-            torch.empty((1, *pages.shape[1:]), dtype=torch.uint8, pin_memory=True)
-            for pages in self._layers
-        ]
-
-    def put(self, ids, read):
-        """read(pages) fills the pages in host memory, None for a layer that has none; they then go
-        to the pages `ids` [layers]. What the current stream is given from now on finds them there.
-        An error of read passes through, and nothing is copied."""
-        taken, self._next = self._next, 1 - self._next
-        self._copied[taken].synchronize()
-        buffer = self._buffers[taken]
-        read([None if i is None else host for host, i in zip(buffer, ids)])
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for pages, host, i in zip(self._layers, buffer, ids):
-                if i is not None:
-                    pages[i : i + 1].copy_(host, non_blocking=True)
-            self._copied[taken].record()
-        current.wait_event(self._copied[taken])
-
-
-__all__ = ["BlockWriter", "PinnedPages"]
+__all__ = ["BlockWriter"]

@@ -20,6 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -32,7 +33,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
-from kvx.vllm.block_writer import BlockWriter, PinnedPages
+from kvx.vllm.block_writer import BlockWriter
+from kvx.vllm.layer_loader import LayerLoader
 from kvx.vllm.layer_pages import LayerPages
 from kvx.vllm.metrics import FileMetrics, FileStats
 from kvx.vllm.recipe import DEFAULT_RECIPE, options_of, recipe_wish
@@ -91,8 +93,9 @@ class WorkersFiles:
         """Reads the whole file. Raises kvx.Error: damaged, or another block."""
         self._files.check(self.path(block), block.name, block.tokens)
 
-    def load(self, block, pages):
-        self._files.load(self.path(block), block.name, block.tokens, pages)
+    def open(self, block):
+        """The block's file, for _core.read_layer. Raises kvx.Error: it is none, or another block."""
+        return self._files.open(self.path(block), block.name, block.tokens)
 
     def begin(self, block, page_bytes):
         """A file whose layers come one after the other (_core.LayerFile)."""
@@ -147,7 +150,9 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         self.files = self.workers[parallel.rank]
         self._layers = []  # (group, pages of all blocks)
         self._writer = None
-        self._pinned = None  # where the pages are a GPU's
+        self._layer_of = {}  # by name
+        self._loader = None
+        self._loading = None  # Loads of the step
         self._bad_pages = set()
 
     def _path(self, transfer_config):
@@ -304,12 +309,13 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
                         f"{name} does not keep its pages in kvx's order; KvxFileConnector needs "
                         f"--attention-backend CUSTOM"
                     )
+                self._layer_of[name] = len(self._layers)
                 self._layers.append((group, kv_caches[name]))
         pages = [pages for _, pages in self._layers]
         if not pages:
             return
         self._writer = self._new_writer(pages)
-        self._pinned = PinnedPages(pages) if pages[0].is_cuda else None
+        self._loader = LayerLoader(pages)
 
     def _new_writer(self, pages):
         return BlockWriter(pages, self.files.save)
@@ -324,44 +330,72 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
     def _ids(self, block):
         """The block's page in each layer; None where it is vLLM's null block."""
         ids = [block.page_ids[group] for group, _ in self._layers]
         return [None if i == _NULL_BLOCK else i for i in ids]
 
-    def _load(self, block):
-        ids = self._ids(block)
-        if self._pinned is not None:
-            self._pinned.put(ids, lambda pages: self._load_pages(block, pages))
-            return
-        layers = (pages for _, pages in self._layers)
-        self._load_pages(
-            block, [None if i is None else pages[i : i + 1] for pages, i in zip(layers, ids)]
-        )
-
-    def _load_pages(self, block, pages):
-        """pages: each layer's page, None for a layer that needs none."""
-        self.files.load(block, pages)
+    def _parts(self, block):
+        """(file, [(first, last)] by layer) of each file that the block's pages come from: the
+        columns of a page that it fills."""
+        whole = [(0, pages[0].numel()) for _, pages in self._layers]
+        return [(self.files.open(block), whole)]
 
     def start_load_kv(self, forward_context, **kwargs):
+        """A thread loads the step's blocks, layer by layer."""
+        self._finish_loads()
+        blocks, places, parts = [], [], []
         for block in self._get_connector_metadata().loads:
             try:
-                self._load(block)
-                self.counts["loaded"] += 1
+                parts.append(self._parts(block))
             except Error as error:  # it was whole when the scheduler looked
-                self.counts["bad"] += 1
-                if len(self.groups) > 1:  # vLLM recovers from this in models of one group alone
-                    raise
-                _log.warning("kvx could not load a block: %s", error)
-                self._bad_pages.add(block.page_ids[0])
+                self._is_bad(block, error)
+                continue
+            blocks.append(block)
+            places.append(self._ids(block))
+        if not blocks:
+            return
+        self._loading = self._loader.begin(blocks, places, parts)
+        if _calls_no_layer(forward_context):
+            self._loading.wait(len(self._layers) - 1)
 
-    def get_block_ids_with_load_errors(self):
-        bad, self._bad_pages = self._bad_pages, set()
-        return bad
+    def _is_bad(self, block, problem):
+        self.counts["bad"] += 1
+        if len(self.groups) > 1:  # vLLM recovers from this in models of one group alone
+            raise Error(str(problem))
+        _log.warning("kvx could not load a block: %s", problem)
+        self._bad_pages.add(block.page_ids[0])
 
     def wait_for_layer_load(self, layer_name):
-        """Everything is there once start_load_kv returns."""
+        if self._loading is not None and layer_name in self._layer_of:
+            self._loading.wait(self._layer_of[layer_name])
+            self._raise_what_vllm_cannot_mend(self._loading)
+
+    def _raise_what_vllm_cannot_mend(self, loads):
+        if loads.error is not None:
+            raise loads.error
+        if loads.problems and len(self.groups) > 1:
+            raise Error(next(iter(loads.problems.values())))
+
+    def _finish_loads(self):
+        """What became of the last step's blocks."""
+        if self._loading is None:
+            return
+        loads, self._loading = self._loading, None
+        loads.wait(len(self._layers) - 1)
+        self._raise_what_vllm_cannot_mend(loads)
+        for i, problem in sorted(loads.problems.items()):
+            self._is_bad(loads.blocks[i], problem)
+        self.counts["loaded"] += len(loads.blocks) - len(loads.problems)
+
+    def get_block_ids_with_load_errors(self):
+        self._finish_loads()
+        bad, self._bad_pages = self._bad_pages, set()
+        return bad
 
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
         """Blocks are saved whole, beside the steps after their own."""
@@ -372,6 +406,11 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
             # Other workers may lack what this one has.
             if not self._writer.is_under_way(block) and not self.files.has(block):
                 self._writer.write(block, self._ids(block))
+
+
+def _calls_no_layer(forward_context):
+    """Whether the step is a captured graph, which asks nobody for its layers."""
+    return getattr(forward_context, "cudagraph_runtime_mode", None) == CUDAGraphMode.FULL
 
 
 def _window_of(spec):

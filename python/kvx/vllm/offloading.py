@@ -51,7 +51,7 @@ from kvx.vllm.offloading_manager import (
     KvxOffloadingManager,
     Tier,
 )
-from kvx.vllm.shared_stores import StoreLink, StoreTiers
+from kvx.vllm.shared_stores import StoreLink, StoreTiers, make_stores
 
 _log = init_logger("vllm.kvx")
 
@@ -250,9 +250,11 @@ class KvxOffloadingWorker(OffloadingWorker):
 class KvxOffloadingSpec(OffloadingSpec):
     """Extra config: tiers, or cpu_bytes_to_use, of all workers of an engine together.
 
-    Raises kvx.Error: fewer bytes than a block has, or both; kvx.UnsupportedError: pipeline
-    parallelism, chunks of several blocks, a store in front of other tiers or one that is
-    registered.
+    stores: what makes each ``store(NAME)`` of the tiers (make_stores).
+
+    Raises kvx.Error: fewer bytes than a block has, or both, or a store that nobody makes;
+    kvx.UnsupportedError: pipeline parallelism, chunks of several blocks, a store in front of other
+    tiers.
     """
 
     fingerprints = ()  # of each worker's pages; KvxOffloadingConnector knows them
@@ -272,7 +274,8 @@ class KvxOffloadingSpec(OffloadingSpec):
                 f"{self.blocks_per_chunk} blocks; kvx's host memory takes all layers, block by block"
             )
         block = config.worker_kv_bytes_per_block * config.parallel.world_size
-        text, tiers, stores = _tiers_of(self.extra_config)
+        text, tiers, stores, registered = _tiers_of(self.extra_config)
+        make_stores(registered, self.extra_config.get("stores") or {})
         self.tiers = []
         for name, num_bytes, folder in tiers:
             if num_bytes < block:
@@ -302,27 +305,28 @@ class KvxOffloadingSpec(OffloadingSpec):
 
 
 def _tiers_of(extra_config):
-    """(the text, tiers of this engine, stores). For each tier what says how many bytes, how many,
-    and the folder that they lie in ("": memory); for each store its place in the text and its
-    name."""
+    """(the text, tiers of this engine, stores, names of registered stores). For each tier what says
+    how many bytes, how many, and the folder that they lie in ("": memory); for each store its place
+    in the text and its kind."""
     in_memory = int(extra_config.get("cpu_bytes_to_use") or 0)
     text = extra_config.get("tiers") or ""
     if not text:
-        return "", [("cpu_bytes_to_use", in_memory, "")], []
+        return "", [("cpu_bytes_to_use", in_memory, "")], [], []
     if in_memory:
         raise Error(f"cpu_bytes_to_use is {in_memory} and tiers {text!r}; expected one of them")
     tiers = _core.parse_tiers(text)
     names = [name for name, *_ in tiers]
     own = [name for name in names if name in ("host", "disk")]
-    if not own or names[: len(own)] != own or "store" in names:
+    if not own or names[: len(own)] != own:
         raise UnsupportedError(
             f"tiers is {text!r}; vLLM's offloading takes host(8GiB) and disk(/folder, 200GiB), one "
-            f"of them at least, and folder(...) and redis(...) behind them"
+            f"of them at least, and folder(...), redis(...) and store(...) behind them"
         )
     return (
         text,
         [(f"the budget of {name}(...)", size, folder) for name, size, folder in tiers[: len(own)]],
         list(enumerate(names))[len(own) :],
+        [folder for name, _, folder in tiers if name == "store"],
     )
 
 

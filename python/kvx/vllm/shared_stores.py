@@ -1,4 +1,4 @@
-"""Stores that engines share (folder, redis), behind the tiers of vLLM's offloading.
+"""Stores that engines share (folder, redis, store), behind the tiers of vLLM's offloading.
 
     scheduler: lookup ──► StoreLookups ──► exists of every worker's record, in a thread
     worker:    stored in a tier ──► StoreLink.put ──► a record
@@ -9,6 +9,7 @@ vLLM's hash, and its scope hashes all else that decides the bytes. What a store 
 nobody: a record that is not the one asked for is a bad block.
 """
 
+import importlib
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_id
 
 from kvx import _core
 from kvx.errors import Error
+from kvx.stores import register_store
 from kvx.vllm.cores import new_threads_on_any_core
 
 _log = init_logger("vllm.kvx")
@@ -30,6 +32,67 @@ _DISTRUSTED_SECONDS = 60.0  # a block whose record was bad
 _MOST_ANSWERS = 1 << 16
 _MOST_AT_ONCE = 8  # records
 _MOST_WAITING_BYTES = 64 << 20  # for stores that are slower than the engine
+
+
+_made = {}  # name: what the store of this process was made of
+_making = threading.Lock()
+
+
+def make_stores(wanted, stores):
+    """Registers what ``store(NAME)`` of the tiers names. vLLM's scheduler and its workers are
+    processes of their own, so each calls what makes its store.
+
+    wanted: the names in the tiers' text. stores: by name ``"module:function"``, or a dict of it as
+    ``make`` and of the function's keywords as ``options``. A name without an entry has to be
+    registered in this process already. Raises kvx.Error.
+    """
+    if not isinstance(stores, dict):
+        raise Error(f"stores is {stores!r}; expected a dict, a name's 'module:function' each")
+    if unused := sorted(set(stores) - set(wanted)):
+        raise Error(f"stores has {unused}; expected names that tiers has as store(NAME)")
+    with _making:
+        for name, recipe in stores.items():
+            function, options = _function_and_options(name, recipe)
+            if name not in _made:
+                register_store(name, _imported(name, function)(**options))
+                _made[name] = recipe
+            elif _made[name] != recipe:
+                raise Error(
+                    f"stores[{name!r}] is {recipe!r}; this process has it as {_made[name]!r} "
+                    f"(expected one of the two, or another name)"
+                )
+    registered = _core.registered_stores()
+    for name in wanted:
+        if name not in registered:
+            raise Error(
+                f"tiers has store({name}), which nobody has registered in this process; vLLM's "
+                f"scheduler and workers are processes of their own, expected "
+                f'"stores": {{"{name}": "module:function"}} in kv_connector_extra_config, a function '
+                f"that returns the store and that each of them calls"
+            )
+
+
+def _function_and_options(name, recipe):
+    function, options = recipe, {}
+    if isinstance(recipe, dict):
+        function, options = recipe.get("make"), recipe.get("options", {})
+        is_known = set(recipe) <= {"make", "options"} and isinstance(options, dict)
+    else:
+        is_known = True
+    if not is_known or not isinstance(function, str) or function.count(":") != 1:
+        raise Error(
+            f"stores[{name!r}] is {recipe!r}; expected 'module:function', or a dict of make, such a "
+            f"text, and options, the function's keywords"
+        )
+    return function, options
+
+
+def _imported(name, function):
+    module, _, attribute = function.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Error(f"stores[{name!r}] is {function!r}, which cannot be had: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -293,4 +356,4 @@ class StoreLink:
             pool.shutdown()
 
 
-__all__ = ["StoreLink", "StoreLookups", "StoreTiers"]
+__all__ = ["StoreLink", "StoreLookups", "StoreTiers", "make_stores"]

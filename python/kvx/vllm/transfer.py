@@ -144,12 +144,11 @@ class KvxTransferConnector(KvxFileConnector):
         self._orphans: list[_Fetch] = []  # whose requests ended before them
         self._warned = set()  # requests whose blocks cannot be had
         self._users = Counter()  # of files, by name
-        self._loading = deque([[] for _ in range(_STEPS_IN_FLIGHT)])  # names, by step
+        self._needed = deque([[] for _ in range(_STEPS_IN_FLIGHT)])  # names, by step
         self._threads = None
         if role == KVConnectorRole.SCHEDULER and self._is_consumer:
             self._threads = ThreadPoolExecutor(_FETCHES_AT_ONCE, "kvx fetch")
         # producer's worker
-        self._layer_of = {}  # by name
         self._begun = None  # the step whose saves have begun
         self._server = None
         self._is_over = threading.Event()
@@ -182,10 +181,10 @@ class KvxTransferConnector(KvxFileConnector):
         _log.info("kvx offers blocks at %s", self._server.endpoint)
 
     def _new_writer(self, pages):
-        names = [name for group in self.groups for name in group.layer_names]
-        self._layer_of = {name: layer for layer, name in enumerate(names)}
         self._page_bytes = [
-            self._context[name].impl.new_layer(self.block_size).page_bytes for name in names
+            self._context[name].impl.new_layer(self.block_size).page_bytes
+            for group in self.groups
+            for name in group.layer_names
         ]
         if not self._is_producer:
             return None
@@ -390,12 +389,12 @@ class KvxTransferConnector(KvxFileConnector):
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if fetch := self._fetches.get(request.request_id):
-            self._loading[-1] += fetch.names
+            self._needed[-1] += fetch.names
             fetch.names = []
 
     def build_connector_meta(self, scheduler_output):
-        self._release(self._loading.popleft())
-        self._loading.append([])
+        self._release(self._needed.popleft())
+        self._needed.append([])
         ended = [fetch for fetch in self._orphans if not wait(fetch.under_way, timeout=0).not_done]
         for fetch in ended:
             self._release(fetch.names)
@@ -415,20 +414,20 @@ class KvxTransferConnector(KvxFileConnector):
 
     # ---- the consumer's worker
 
-    def _load_pages(self, block, pages):
-        """pages: each layer's page, None for a layer that needs none."""
+    def _parts(self, block):
+        """A slice's file has its heads' bytes of each page."""
         worker = self.workers.index(self.files)
         num_heads = len(heads_of_worker(worker, len(self.workers), self._num_heads))
+        parts = []
         for files in self._slices_of(worker, block.num_producers):
-            parts = []
-            for page, page_bytes in zip(pages, self._page_bytes):
+            columns = []
+            for page_bytes in self._page_bytes:
                 head_bytes = page_bytes // num_heads
                 first = files.first_head * head_bytes
                 last = first + len(files.heads) * head_bytes
-                if len(files.heads) == num_heads:
-                    last = page_bytes
-                parts.append(None if page is None else page.flatten(1)[:, first:last])
-            files.load(block, parts)
+                columns.append((first, page_bytes if len(files.heads) == num_heads else last))
+            parts.append((files.open(block), columns))
+        return parts
 
     # ---- both
 

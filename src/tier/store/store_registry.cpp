@@ -67,4 +67,11 @@ Result<std::shared_ptr<RemoteStore>> find_registered_store(std::string_view name
                           fmt::join(known, ", "));
 }
 
+std::vector<std::string> registered_stores() {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, store] : registry().stores) names.push_back(name);
+  return names;
+}
+
 }  // namespace kvx::tier

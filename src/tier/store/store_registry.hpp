@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tier/store/remote_store.hpp"
 
@@ -16,5 +17,8 @@ Status register_store(std::string_view name, std::shared_ptr<RemoteStore> store)
 Status unregister_store(std::string_view name);
 // INVALID_ARGUMENT names those that there are.
 Result<std::shared_ptr<RemoteStore>> find_registered_store(std::string_view name);
+
+// In the order of the alphabet.
+std::vector<std::string> registered_stores();
 
 }  // namespace kvx::tier
