@@ -4,6 +4,7 @@
 #include "device/cuda_async.hpp"
 #include "device/cuda_bandwidth.hpp"
 #include "device/cuda_caller.hpp"
+#include "device/cuda_ipc.hpp"
 #include "device/memory_size.hpp"
 
 namespace kvx::device {
@@ -100,6 +101,14 @@ Status cuda_fill_async(void*, uint8_t, int64_t, CudaStream) {
 Status cuda_copy_batch(std::span<const CudaCopy>, CudaStream) {
   return no_cuda();
 }
+
+Result<std::vector<uint8_t>> cuda_ipc_handle(const uint8_t*) {
+  return no_cuda();
+}
+Result<CudaIpcMemory> CudaIpcMemory::open(int, std::span<const uint8_t>) {
+  return no_cuda();
+}
+CudaIpcMemory::~CudaIpcMemory() = default;
 
 Result<StreamMemory> StreamMemory::create(int64_t, CudaStream) {
   return no_cuda();

@@ -182,7 +182,9 @@ class KvCache {
   // step, on its way already, or complete; its tokens are not all recorded, or other ones;
   // OUT_OF_RANGE: longer than max_tokens_per_sequence; UNSUPPORTED: prefixes are off, or an order
   // in which a layer is no run of bytes.
-  Result<std::shared_ptr<OutgoingSequence>> hand_on(int sequence, std::span<const int32_t> tokens);
+  // for_peers: pages of a cache on a GPU stay there, where other processes of the host map them.
+  Result<std::shared_ptr<OutgoingSequence>> hand_on(int sequence, std::span<const int32_t> tokens,
+                                                    bool for_peers);
   // What the file's blocks must agree in. Empty while prefixes are off.
   std::string_view fingerprint() const;
 

@@ -1,6 +1,8 @@
-// receive_layers: asks for parts of the layers in their order, several at a time, and again for
+// import_layers: asks for parts of the layers in their order, several at a time, and again for
 // what is not there yet or does not come.
 #include "transfer/layer_import.hpp"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,8 +10,12 @@
 #include <optional>
 #include <thread>
 
+#include "core/log.hpp"
 #include "kv/files/fingerprint.hpp"
+#include "kv/files/incoming_sequence.hpp"
+#include "kv/files/transcode.hpp"
 #include "transfer/layer_head.hpp"
+#include "transfer/shared_file.hpp"
 
 namespace kvx::transfer {
 namespace {
@@ -29,21 +35,24 @@ struct Part {
 
 class LayerImport {
  public:
-  LayerImport(const kv::KvCache& cache, const ImportOptions& options, const Answer& offer,
-              Peer& peer, const SharedFile& file, ImportReport& report)
-      : cache_(cache),
-        options_(options),
-        offer_(offer),
-        peer_(peer),
-        file_(file),
-        report_(report) {}
+  LayerImport(kv::KvCache& cache, const ImportOptions& options, const Answer& offer, Peer& peer,
+              ImportReport& report)
+      : cache_(cache), options_(options), offer_(offer), peer_(peer), report_(report) {}
 
-  Status run() {
+  Result<int> run() {
     KVX_RETURN_IF_ERROR(receive_head());
     KVX_RETURN_IF_ERROR(check_head());
+    if (options_.heads.is_whole() &&
+        !kv::reason_not_to_load(offer_.text, cache_.fingerprint()).empty()) {
+      return convert();
+    }
+    KVX_ASSIGN_OR_RETURN(incoming_, kv::IncomingSequence::begin(cache_, ours_.index));
+    KVX_RETURN_IF_ERROR(map_peer());
     KVX_RETURN_IF_ERROR(plan_parts());
     KVX_RETURN_IF_ERROR(receive_parts());
-    return finish_file();
+    KVX_RETURN_IF_ERROR(incoming_->synchronize());
+    if (peer_bytes_) KVX_RETURN_IF_ERROR(check_offer_is_alive());
+    return incoming_->commit();
   }
 
  private:
@@ -104,7 +113,58 @@ class LayerImport {
         index_offset_, limit);
   }
 
+  // A GPU's pages on this host are copied by this cache's GPU. Where they cannot be mapped they
+  // come as messages.
+  Status map_peer() {
+    const kv::CacheStorage& storage = cache_.table().storage;
+    if (offer_.ipc_handle.empty() || !storage.place || !options_.heads.is_whole() ||
+        offer_.pool_order != storage.pool_fingerprint("") ||
+        offer_.process == static_cast<uint64_t>(getpid())) {
+      return {};
+    }
+    const auto* const handle = reinterpret_cast<const uint8_t*>(offer_.ipc_handle.data());
+    Result<std::unique_ptr<kv::PeerBytes>> opened =
+        incoming_->open_peer({handle, offer_.ipc_handle.size()});
+    if (opened.ok()) {
+      peer_bytes_ = std::move(opened).value();
+      report_.was_shared = true;
+      return {};
+    }
+    if (opened.error().code != ErrorCode::kUnsupported) return opened.error();
+    log(LogLevel::kWarning, "a sequence on a GPU of this host comes as messages: {}",
+        opened.error().message);
+    return {};
+  }
+
+  // The exporter's memory was not freed while it was copied.
+  Status check_offer_is_alive() {
+    Request hello;
+    hello.text = cache_.fingerprint();
+    KVX_RETURN_IF_ERROR(peer_.send(hello));
+    while (true) {
+      KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
+      if (answer && answer->kind == Kind::kHello) {
+        if (answer->export_id == offer_.export_id) return {};
+        return invalid_argument("the exporter at {} ended its offer before all was copied",
+                                options_.endpoint);
+      }
+      if (!answer) KVX_RETURN_IF_ERROR(peer_.send(hello));
+    }
+  }
+
+  // Another format or block size: by way of a file, which is decoded and appended again.
+  Result<int> convert() {
+    KVX_ASSIGN_OR_RETURN(SharedFile file, SharedFile::create());
+    KVX_RETURN_IF_ERROR(file.open_empty());
+    file_ = &file;
+    KVX_RETURN_IF_ERROR(plan_parts());
+    KVX_RETURN_IF_ERROR(receive_parts());
+    KVX_RETURN_IF_ERROR(finish_file());
+    return kv::transcode_sequence(cache_, file.path());
+  }
+
   Status plan_parts() {
+    int64_t layer_offset = 0;
     for (int layer = 0; layer < static_cast<int>(ours_.layers.size()); ++layer) {
       pages_.push_back(pages_of(ours_, layer));
       const std::vector<PageOfLayer> theirs = pages_of(theirs_, layer);
@@ -112,17 +172,19 @@ class LayerImport {
         return invalid_argument("layer {} has {} pages; expected {}", layer, theirs.size(),
                                 pages_.back().size());
       }
+      layer_offsets_.push_back(layer_offset);
       uint64_t bytes = 0;
       Part part{layer, 0, 0};
       for (const PageOfLayer& page : theirs) {
         const auto page_bytes = static_cast<uint64_t>(page.place.bytes);
-        if (part.end > part.first && bytes + page_bytes > kPartBytes) {
+        if (!peer_bytes_ && part.end > part.first && bytes + page_bytes > kPartBytes) {
           parts_.push_back(part);
           part.first = part.end;
           bytes = 0;
         }
         ++part.end;
         bytes += page_bytes;
+        layer_offset += page.place.bytes;
       }
       if (part.end > part.first) parts_.push_back(part);
     }
@@ -140,6 +202,7 @@ class LayerImport {
                      static_cast<uint32_t>(options_.heads.num_heads)};
     request.first_page = part.first;
     request.end_page = part.end;
+    request.is_mapped = peer_bytes_ != nullptr;
     return peer_.send(request);
   }
 
@@ -196,6 +259,10 @@ class LayerImport {
 
   Status write_part(const Part& part, const Answer& answer) {
     const auto num_pages = static_cast<size_t>(part.end - part.first);
+    if (peer_bytes_) {
+      return incoming_->copy(part.layer,
+                             peer_bytes_->data() + layer_offsets_[static_cast<size_t>(part.layer)]);
+    }
     const std::span<const PageOfLayer> pages =
         std::span(pages_[static_cast<size_t>(part.layer)]).subspan(part.first, num_pages);
     size_t expected = num_pages * kChecksumBytes;
@@ -215,10 +282,14 @@ class LayerImport {
                       kChecksumBytes) != 0) {
         return invalid_argument("page {} of layer {} is damaged", part.first + i, part.layer);
       }
+      if (file_ == nullptr) continue;
       KVX_RETURN_IF_ERROR(
-          file_.write_at(pages[i].block_copy->offset + pages[i].place.offset, bytes));
+          file_->write_at(pages[i].block_copy->offset + pages[i].place.offset, bytes));
     }
-    return {};
+    if (file_ != nullptr) return {};
+    return incoming_->write(part.layer, static_cast<int64_t>(part.first),
+                            static_cast<int64_t>(num_pages),
+                            answer.data.subspan(num_pages * kChecksumBytes));
   }
 
   // Header and index, with the blocks' checksums.
@@ -227,29 +298,32 @@ class LayerImport {
     for (tier::FileBlock& one : ours_.index.blocks) {
       for (tier::StoredBlockCopy& copy : one.block_copies) {
         block.assign(static_cast<size_t>(copy.stored_bytes), 0);
-        const auto end = std::min(copy.stored_bytes, file_.bytes() - copy.offset);
+        const auto end = std::min(copy.stored_bytes, file_->bytes() - copy.offset);
         if (end > 0) {
           KVX_RETURN_IF_ERROR(
-              file_.read_at(copy.offset, std::span(block).first(static_cast<size_t>(end))));
+              file_->read_at(copy.offset, std::span(block).first(static_cast<size_t>(end))));
         }
         copy.checksum = cache::checksum(block);
       }
     }
     const std::vector<uint8_t> index = tier::encode_index(ours_.index);
-    KVX_RETURN_IF_ERROR(file_.write_at(index_offset_, index));
+    KVX_RETURN_IF_ERROR(file_->write_at(index_offset_, index));
     const tier::FileHeader header{index_offset_, std::ssize(index), cache::checksum(index)};
-    return file_.write_at(0, tier::encode_header(header));
+    return file_->write_at(0, tier::encode_header(header));
   }
 
-  const kv::KvCache& cache_;
+  kv::KvCache& cache_;
   const ImportOptions& options_;
   const Answer& offer_;
   Peer& peer_;
-  const SharedFile& file_;
+  const SharedFile* file_ = nullptr;  // where blocks are converted
   ImportReport& report_;
   SequenceHead theirs_;
   SequenceHead ours_;
   int64_t index_offset_ = 0;
+  std::unique_ptr<kv::IncomingSequence> incoming_;
+  std::unique_ptr<kv::PeerBytes> peer_bytes_;    // null: pages come as messages
+  std::vector<int64_t> layer_offsets_;           // in the peer's bytes
   std::vector<std::vector<PageOfLayer>> pages_;  // [layers], of ours_
   std::vector<Part> parts_;
   std::map<std::pair<int, uint64_t>, size_t> asked_;  // layer and first page, of parts under way
@@ -260,9 +334,9 @@ class LayerImport {
 
 }  // namespace
 
-Status receive_layers(const kv::KvCache& cache, const ImportOptions& options, const Answer& offer,
-                      Peer& peer, const SharedFile& file, ImportReport& report) {
-  return LayerImport(cache, options, offer, peer, file, report).run();
+Result<int> import_layers(kv::KvCache& cache, const ImportOptions& options, const Answer& offer,
+                          Peer& peer, ImportReport& report) {
+  return LayerImport(cache, options, offer, peer, report).run();
 }
 
 Result<std::string> fingerprint_of_heads(std::string_view fingerprint, const kv::HeadCut& heads) {

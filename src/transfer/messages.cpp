@@ -115,6 +115,8 @@ std::vector<uint8_t> encode(const Request& request) {
   if (request.kind == Kind::kPages) {
     writer.u64(request.first_page);
     writer.u64(request.end_page);
+    writer.u32(request.is_mapped ? 1 : 0);
+    writer.u32(0);
   }
   if (request.kind == Kind::kDone) {
     writer.u32(request.is_taken ? 1 : 0);
@@ -155,6 +157,8 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
       } else {
         request.first_page = reader.u64();
         request.end_page = reader.u64();
+        request.is_mapped = reader.u32() != 0;
+        reader.u32();
       }
       break;
     case Kind::kRefused:
@@ -176,8 +180,11 @@ std::vector<uint8_t> encode(const Answer& answer) {
   if (answer.kind == Kind::kHello) {
     writer.u64(answer.bytes);
     writer.u32(answer.num_layers);
-    writer.u32(static_cast<uint32_t>(answer.path.size()));
-    writer.text(answer.path);
+    for (const std::string* text : {&answer.path, &answer.ipc_handle, &answer.pool_order}) {
+      writer.u32(static_cast<uint32_t>(text->size()));
+      writer.text(*text);
+    }
+    writer.u64(answer.process);
   }
   if (answer.kind == Kind::kRead) writer.u64(answer.offset);
   writer.text(answer.text);
@@ -194,6 +201,9 @@ Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
       answer.bytes = reader.u64();
       answer.num_layers = reader.u32();
       answer.path = reader.text(reader.u32());
+      answer.ipc_handle = reader.text(reader.u32());
+      answer.pool_order = reader.text(reader.u32());
+      answer.process = reader.u64();
       answer.text = reader.rest();
       break;
     case Kind::kRead:

@@ -8,11 +8,12 @@
 //     layers  [u64 tag][u32 record][u32 first head][u32 end head][u32 num_heads]
 //             [text: files' names, a space between]
 //     pages   [u64 export][u32 layer][u32 first head][u32 end head][u32 num_heads]
-//             [u64 first page][u64 end page]
+//             [u64 first page][u64 end page][u32 is_mapped][u32 0]
 //   answer    [u32 "KVXT"][u32 version][u32 kind][u32 0] and
 //     hello   [u64 export][u64 bytes][u32 number of layers, 0: it is offered as a whole]
 //             [u32 length][path, of the same bytes in shared memory, or ""]
-//             [text: the exporter's fingerprint]
+//             [u32 length][handle of a GPU's memory, or ""][u32 length][order of codes there]
+//             [u64 the exporter's process][text: the exporter's fingerprint]
 //     read    [u64 export][u64 offset][bytes]
 //     done    [u64 export]
 //     layers  [u64 tag][u32 record][u32 number of parts] each: [u64 bytes][bytes]
@@ -25,7 +26,9 @@
 //
 // A sequence that comes layer by layer answers `read` from 0 with its head (layer_head.hpp), and
 // `pages` with a layer's part of some blocks, of heads [first, end) alone where num_heads is not 0:
-// no bytes, or no pages, as long as they are not there.
+// no bytes, or no pages, as long as they are not there. Who has mapped the GPU's memory by its
+// handle (device/cuda_ipc.hpp) asks with is_mapped, and gets the number of pages alone: they lie
+// there one after the other, layer by layer.
 //
 // A folder's server answers `layers` alone, of layer files (docs/layer-file.md): record 0 is a
 // file's head, record 1 + l the record of layer l with its header, of heads [first, end) alone
@@ -68,6 +71,7 @@ struct Request {
   HeadRange heads;
   uint64_t first_page = 0;
   uint64_t end_page = 0;
+  bool is_mapped = false;
   bool is_taken = false;
   std::string text;  // the fingerprint, why it was not taken, or files' names
 };
@@ -80,8 +84,11 @@ struct Answer {
   uint32_t record = 0;     // kPages: the layer
   uint32_t num_parts = 0;  // kPages: pages
   uint64_t first_page = 0;
-  uint32_t num_layers = 0;        // of a sequence that comes layer by layer
-  std::string path;               // in shared memory
+  uint32_t num_layers = 0;  // of a sequence that comes layer by layer
+  std::string path;         // in shared memory
+  std::string ipc_handle;
+  std::string pool_order;
+  uint64_t process = 0;
   std::string text;               // the fingerprint, or why it is refused
   std::span<const uint8_t> data;  // of the message that was parsed
 };

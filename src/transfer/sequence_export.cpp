@@ -1,6 +1,8 @@
 // SequenceExport: one answer a request; what an importer has is the importer's to know.
 #include "transfer/sequence_export.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -51,7 +53,8 @@ Result<std::unique_ptr<SequenceExport>> SequenceExport::create_by_layer(
     const ExportOptions& options) {
   KVX_ASSIGN_OR_RETURN(const kvx_transfer_functions_t* functions, open(options));
   std::unique_ptr<SequenceExport> made(new SequenceExport(functions));
-  KVX_ASSIGN_OR_RETURN(made->outgoing_, cache.hand_on(sequence, tokens));
+  KVX_ASSIGN_OR_RETURN(made->outgoing_,
+                       cache.hand_on(sequence, tokens, options.endpoint.starts_with("ipc://")));
   KVX_RETURN_IF_ERROR(made->serve(cache, options));
   return made;
 }
@@ -108,7 +111,13 @@ Answer SequenceExport::answer_to(const Request& request) {
     answer.export_id = id_;
     answer.bytes = static_cast<uint64_t>(file_ ? file_->bytes() : outgoing_->bytes());
     if (shares_memory_) answer.path = file_->path();
-    if (outgoing_) answer.num_layers = static_cast<uint32_t>(outgoing_->num_layers());
+    if (outgoing_) {
+      answer.num_layers = static_cast<uint32_t>(outgoing_->num_layers());
+      const std::vector<uint8_t> handle = outgoing_->ipc_handle();
+      answer.ipc_handle.assign(handle.begin(), handle.end());
+      answer.pool_order = outgoing_->pool_order();
+      answer.process = static_cast<uint64_t>(getpid());
+    }
     answer.text = fingerprint_;
     return answer;
   }
@@ -176,6 +185,21 @@ Answer SequenceExport::read_head(const Request& request) {
   return answer;
 }
 
+// Of pages that the importer reads by itself.
+Answer SequenceExport::count_mapped(const Request& request) {
+  const Result<bool> is_there = outgoing_->is_there(static_cast<int>(request.record));
+  if (!is_there.ok()) return refused(is_there.error().message);
+  Answer answer;
+  answer.kind = Kind::kPages;
+  answer.export_id = id_;
+  answer.record = request.record;
+  answer.first_page = request.first_page;
+  if (is_there.value()) {
+    answer.num_parts = static_cast<uint32_t>(request.end_page - request.first_page);
+  }
+  return answer;
+}
+
 Answer SequenceExport::read_pages(const Request& request) {
   constexpr uint64_t kMostPages = 1 << 20;
   constexpr uint32_t kMost = 1 << 20;  // of layers and heads
@@ -184,6 +208,7 @@ Answer SequenceExport::read_pages(const Request& request) {
     return refused(fmt::format("pages {} to {} of layer {} are asked for; expected some of them",
                                request.first_page, request.end_page, request.record));
   }
+  if (request.is_mapped) return count_mapped(request);
   const kv::HeadCut heads{static_cast<int>(std::min(request.heads.first, kMost)),
                           static_cast<int>(request.heads.end),
                           static_cast<int>(request.heads.num_heads)};

@@ -68,6 +68,7 @@ class SequenceExport {
   Answer read(const Request& request);
   Answer read_head(const Request& request);
   Answer read_pages(const Request& request);
+  Answer count_mapped(const Request& request);
   void count_sent(int64_t bytes);
 
   const kvx_transfer_functions_t* functions_;

@@ -100,15 +100,14 @@ class Import {
   }
 
   Result<int> take() {
+    if (offer_.num_layers != 0) return import_layers(cache_, options_, offer_, peer_, report_);
     if (!offer_.path.empty() && access(offer_.path.c_str(), R_OK) == 0) {
       report_.was_shared = true;
       return load(offer_.path);
     }
     KVX_ASSIGN_OR_RETURN(SharedFile file, SharedFile::create());
     KVX_RETURN_IF_ERROR(file.open_empty());
-    KVX_RETURN_IF_ERROR(offer_.num_layers == 0
-                            ? receive_all(file)
-                            : receive_layers(cache_, options_, offer_, peer_, file, report_));
+    KVX_RETURN_IF_ERROR(receive_all(file));
     return load(file.path());
   }
 

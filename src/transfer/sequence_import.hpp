@@ -18,7 +18,7 @@ struct ImportOptions {
 struct ImportReport {
   int64_t bytes = 0;            // that came over the endpoint; 0 where memory is shared
   int64_t num_asked_again = 0;  // requests without an answer in time
-  bool was_shared = false;      // read from the exporter's shared memory
+  bool was_shared = false;      // read from the exporter's shared memory, or from its GPU's
 };
 
 // A new sequence as it was exported, or, where it is offered layer by layer, as it is computed

@@ -22,6 +22,7 @@ TEST(Messages, RequestsAreReadBack) {
     if (has_heads) request.heads = {2, 4, 8};
     if (kind == Kind::kPages) request.first_page = 5;
     if (kind == Kind::kPages) request.end_page = uint64_t{1} << 33;
+    if (kind == Kind::kPages) request.is_mapped = true;
     if (kind != Kind::kRead && kind != Kind::kPages) request.text = "facts";
     if (kind == Kind::kDone) request.is_taken = true;
     const Result<Request> read = parse_request(encode(request));
@@ -34,6 +35,7 @@ TEST(Messages, RequestsAreReadBack) {
     EXPECT_EQ(read.value().heads, request.heads);
     EXPECT_EQ(read.value().first_page, request.first_page);
     EXPECT_EQ(read.value().end_page, request.end_page);
+    EXPECT_EQ(read.value().is_mapped, request.is_mapped);
     EXPECT_EQ(read.value().is_taken, request.is_taken);
     EXPECT_EQ(read.value().text, request.text);
   }
@@ -53,7 +55,12 @@ TEST(Messages, AnswersAreReadBack) {
     if (has_parts) answer.record = 3;
     if (has_parts) answer.num_parts = 2;
     if (kind == Kind::kPages) answer.first_page = 9;
-    if (kind == Kind::kHello) answer.num_layers = 30;
+    if (kind == Kind::kHello) {
+      answer.num_layers = 30;
+      answer.ipc_handle = std::string("\0\1", 2);
+      answer.pool_order = "plain";
+      answer.process = 77;
+    }
     if (kind == Kind::kHello || kind == Kind::kRefused) answer.text = "words";
     std::vector<uint8_t> bytes = encode(answer);
     if (has_data) bytes.insert(bytes.end(), {1, 2, 3});
@@ -66,6 +73,9 @@ TEST(Messages, AnswersAreReadBack) {
     EXPECT_EQ(read.value().num_parts, answer.num_parts);
     EXPECT_EQ(read.value().first_page, answer.first_page);
     EXPECT_EQ(read.value().num_layers, answer.num_layers);
+    EXPECT_EQ(read.value().ipc_handle, answer.ipc_handle);
+    EXPECT_EQ(read.value().pool_order, answer.pool_order);
+    EXPECT_EQ(read.value().process, answer.process);
     EXPECT_EQ(read.value().path, answer.path);
     EXPECT_EQ(read.value().text, answer.text);
     EXPECT_EQ(read.value().data.size(), has_data ? 3u : 0u);

@@ -7,6 +7,7 @@
 #include "core/log.hpp"
 #include "kv/files/fingerprint.hpp"
 #include "kv/files/layer_places.hpp"
+#include "kv/files/saved_sequence.hpp"
 #include "kv/plan/block_order.hpp"
 #include "kv/sequence_table.hpp"
 #include "tier/cache_file.hpp"
@@ -17,27 +18,6 @@ namespace {
 using cache::BlockKind;
 using cache::kNoBlock;
 using cache::kNoNode;
-
-// Blocks acquired for a file's bytes: released unless somebody else uses them by then.
-class AcquiredBlocks {
- public:
-  explicit AcquiredBlocks(cache::BlockPool& pool) : pool_(pool) {}
-  AcquiredBlocks(const AcquiredBlocks&) = delete;
-  AcquiredBlocks& operator=(const AcquiredBlocks&) = delete;
-  ~AcquiredBlocks() {
-    for (const auto& [block_class, id] : blocks_) (void)pool_.release(block_class, id);
-  }
-  Result<int32_t> acquire(int block_class) {
-    int32_t id = kNoBlock;
-    KVX_RETURN_IF_ERROR(pool_.allocate(block_class, std::span(&id, 1)));
-    blocks_.emplace_back(block_class, id);
-    return id;
-  }
-
- private:
-  cache::BlockPool& pool_;
-  std::vector<std::pair<int, int32_t>> blocks_;
-};
 
 // Nodes that stay while they are in here.
 class PinnedNodes {
@@ -72,13 +52,6 @@ Status check_same_cache(const tier::FileIndex& index, std::string_view fingerpri
   }
   if (std::equal(index.kinds.begin(), index.kinds.end(), kinds.begin(), kinds.end())) return {};
   return invalid_argument("'{}': its kinds of blocks are not those of its fingerprint", path);
-}
-
-const tier::StoredBlockCopy* block_copy_of(const tier::FileBlock& block, int kind) {
-  for (const tier::StoredBlockCopy& block_copy : block.block_copies) {
-    if (block_copy.kind == kind) return &block_copy;
-  }
-  return nullptr;
 }
 
 // ---- the order of codes in the pool and in files
@@ -255,69 +228,6 @@ Status check_file(const SequenceTable& table, const tier::FileIndex& index,
                           block_kinds(storage), path);
 }
 
-// A saved sequence's way through the file, and what each group holds of it.
-struct SavedSequence {
-  std::vector<const tier::FileBlock*> path;
-  std::vector<int32_t> tokens;
-  cache::PrefixKeys keys;
-};
-
-Result<SavedSequence> saved_sequence(const tier::FileIndex& index) {
-  if (index.sequences.empty()) return invalid_argument("the file holds no sequence");
-  SavedSequence saved;
-  int32_t block = index.sequences.front();
-  for (; block >= 0; block = index.blocks[block].parent) saved.path.push_back(&index.blocks[block]);
-  std::reverse(saved.path.begin(), saved.path.end());
-  saved.keys = index.scopes[-1 - block];
-  for (const tier::FileBlock* one : saved.path) {
-    saved.tokens.insert(saved.tokens.end(), one->tokens.begin(), one->tokens.end());
-  }
-  return saved;
-}
-
-// Which blocks of a group are there and which are full-precision; the file may be missing any of
-// them.
-Result<cache::GroupPrefix> shape_of(const SavedSequence& saved, const cache::LayerGroup& facts,
-                                    int64_t block_size) {
-  const auto num_blocks = static_cast<int64_t>(saved.path.size());
-  const auto num_tokens = static_cast<int64_t>(saved.tokens.size());
-  const cache::FullPrecisionWindow& in_full = facts.full_precision_window;
-  const auto has = [&](int64_t block, int kind) {
-    return block_copy_of(*saved.path[block], kind) != nullptr;
-  };
-  cache::GroupPrefix prefix;
-  prefix.first_recent_block = num_blocks;
-  while (in_full.is_on() && prefix.first_recent_block > in_full.sink_blocks &&
-         has(prefix.first_recent_block - 1, facts.full_precision_class)) {
-    --prefix.first_recent_block;
-  }
-  const auto kind_of = [&](int64_t block) {
-    const bool is_full_precision =
-        in_full.is_on() && (block < in_full.sink_blocks || block >= prefix.first_recent_block);
-    return is_full_precision ? facts.full_precision_class : facts.packed_class;
-  };
-  prefix.first_block = num_blocks;
-  while (prefix.first_block > 0 && has(prefix.first_block - 1, kind_of(prefix.first_block - 1))) {
-    --prefix.first_block;
-  }
-  const int64_t sinks_end = std::min(facts.window_sink_blocks, prefix.first_block);
-  for (int64_t block = 0; block < sinks_end; ++block) {
-    if (has(block, kind_of(block))) continue;
-    return invalid_argument("block {} of its sequence, a sink, is missing", block);
-  }
-  // A block that is open stays in 16 bits, and the window has its size.
-  const bool window_fits =
-      !in_full.is_on() ||
-      (num_blocks - prefix.first_recent_block <= in_full.recent_blocks &&
-       (num_tokens % block_size == 0 || prefix.first_recent_block < num_blocks ||
-        num_blocks <= in_full.sink_blocks));
-  if (prefix.first_block <= cache::expired_blocks(num_tokens, facts.window, block_size) &&
-      window_fits) {
-    return prefix;
-  }
-  return invalid_argument("block {} of its sequence is missing", prefix.first_block - 1);
-}
-
 // Reads a group's blocks of the sequence; ids: where they are, [blocks of the path].
 Result<cache::GroupPrefix> read_group(tier::CacheFileReader& file, const SavedSequence& saved,
                                       const CacheStorage& storage, const cache::LayerGroup& facts,
@@ -327,37 +237,16 @@ Result<cache::GroupPrefix> read_group(tier::CacheFileReader& file, const SavedSe
                        shape_of(saved, facts, storage.config.block_size));
   ids.assign(saved.path.size(), kNoBlock);
   for (int64_t b = 0; b < std::ssize(saved.path); ++b) {
-    if (b < prefix.first_block && b >= facts.window_sink_blocks) continue;
-    const bool is_full_precision =
-        facts.full_precision_window.is_on() &&
-        (b < facts.full_precision_window.sink_blocks || b >= prefix.first_recent_block);
-    const int kind = is_full_precision ? facts.full_precision_class : facts.packed_class;
-    KVX_ASSIGN_OR_RETURN(ids[b], acquired.acquire(kind));
+    const std::optional<int> kind = kind_of_block(prefix, facts, b);
+    if (!kind) continue;
+    KVX_ASSIGN_OR_RETURN(ids[b], acquired.acquire(*kind));
     Status damage;
     KVX_RETURN_IF_ERROR(
-        read_block(file, *block_copy_of(*saved.path[b], kind), storage, verbs, ids[b], damage));
+        read_block(file, *block_copy_of(*saved.path[b], *kind), storage, verbs, ids[b], damage));
     KVX_RETURN_IF_ERROR(damage);
   }
   prefix.ids = ids;
   return prefix;
-}
-
-// A new sequence of these blocks.
-Result<int> adopt_sequence(SequenceTable& table, const SavedSequence& saved,
-                           std::span<const cache::GroupPrefix> prefixes) {
-  cache::BlockPool& pool = *table.storage.pool;
-  KVX_ASSIGN_OR_RETURN(const int sequence, table.acquire_sequence());
-  KVX_RETURN_IF_ERROR(table.prefixes->begin(sequence, saved.keys));
-  cache::Sequence& blocks = table.sequences[sequence];
-  Status status = blocks.adopt(pool, std::ssize(saved.tokens), prefixes);
-  if (status.ok()) status = table.prefixes->record(sequence, blocks, saved.tokens);
-  if (!status.ok()) {
-    table.prefixes->end(sequence);
-    KVX_RETURN_IF_ERROR(blocks.clear(pool));
-    return status.error();
-  }
-  table.uses[sequence] = SequenceUse::kIdle;
-  return sequence;
 }
 
 }  // namespace

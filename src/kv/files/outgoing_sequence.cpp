@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/log.hpp"
 #include "kv/sequence_table.hpp"
 
 namespace kvx::kv {
@@ -18,7 +19,8 @@ OutgoingSequence::~OutgoingSequence() {
 Result<std::shared_ptr<OutgoingSequence>> OutgoingSequence::begin(SequenceTable& table,
                                                                   Verbs& verbs, int sequence,
                                                                   std::span<const int32_t> tokens,
-                                                                  int64_t staging_bytes) {
+                                                                  int64_t staging_bytes,
+                                                                  bool for_peers) {
   KVX_RETURN_IF_ERROR(table.check_sequence(sequence));
   if (table.outgoing[sequence] && table.outgoing[sequence]->problem().empty()) {
     return invalid_argument("sequence {} is on its way already; free its offer first", sequence);
@@ -67,10 +69,21 @@ Result<std::shared_ptr<OutgoingSequence>> OutgoingSequence::begin(SequenceTable&
       facts.head_offsets[1] = head_offsets(storage, layer, true);
     }
   }
-  KVX_ASSIGN_OR_RETURN(HostBytes staging, verbs.allocate_host(staging_bytes));
+  made->pool_order_ = storage.pool_fingerprint("");
+  made->for_peers_ = for_peers && storage.place != nullptr;
+  KVX_ASSIGN_OR_RETURN(OwnBytes staging, made->allocate(verbs, staging_bytes));
   made->staging_.emplace(std::move(staging));
   table.outgoing[sequence] = made;
   return made;
+}
+
+Result<OwnBytes> OutgoingSequence::allocate(Verbs& verbs, int64_t bytes) const {
+  if (!for_peers_) return verbs.allocate_host(bytes);
+  Result<OwnBytes> shared = verbs.allocate_for_peers(bytes);
+  if (shared.ok() || shared.error().code != ErrorCode::kUnsupported) return shared;
+  log(LogLevel::kWarning, "processes of this host get a sequence by way of its memory: {}",
+      shared.error().message);
+  return verbs.allocate_host(bytes);
 }
 
 // ---- the step's
@@ -84,7 +97,7 @@ void OutgoingSequence::begin_step(SequenceTable& table, Verbs& verbs,
   Status status = acquire_copies(table);
   if (status.ok() && bytes_ > staging_->region.bytes()) {
     staging_.reset();
-    Result<HostBytes> staging = verbs.allocate_host(bytes_);
+    Result<OwnBytes> staging = allocate(verbs, bytes_);
     if (staging.ok()) staging_.emplace(std::move(staging).value());
     if (!staging.ok()) status = staging.error();
   }
@@ -192,7 +205,7 @@ Status OutgoingSequence::copy_layer(Verbs& verbs, int layer) {
     copies.push_back({staging_->region.data() + page.offset, block + places_[layer].of(kind).offset,
                       page.bytes});
   }
-  return verbs.copy_to_host(copies);
+  return verbs.copy_runs(copies);
 }
 
 void OutgoingSequence::end_step(SequenceTable& table, const std::string& why_not) {
@@ -254,8 +267,17 @@ Status OutgoingSequence::make_readable(int layer) {
     abandon(fmt::format("layer {}: {}", layer, passed.error().message));
     return passed;
   }
+  if (!staging_->is_on_host() && !own.pages.empty()) {
+    const Page& last = own.pages.back();
+    own.on_host.resize(static_cast<size_t>(last.offset + last.bytes - own.pages.front().offset));
+    const Status read = staging_->read(own.pages.front().offset, own.on_host);
+    if (!read.ok()) {
+      abandon(fmt::format("layer {}: {}", layer, read.error().message));
+      return read;
+    }
+  }
   for (const Page& page : own.pages) {
-    const std::span bytes(staging_->region.data() + page.offset, static_cast<size_t>(page.bytes));
+    const std::span<uint8_t> bytes = bytes_of(layer, page);
     if (!kinds_[page.kind].is_full_precision) {
       deinterleave_nibbles(facts_[layer].interleaved, bytes);
     }
@@ -263,6 +285,15 @@ Status OutgoingSequence::make_readable(int layer) {
   }
   own.is_readable = true;
   return {};
+}
+
+// Requires: the layer is readable, or is becoming so.
+std::span<uint8_t> OutgoingSequence::bytes_of(int layer, const Page& page) {
+  Layer& own = layers_[layer];
+  uint8_t* const first = staging_->is_on_host()
+                             ? staging_->region.data() + page.offset
+                             : own.on_host.data() + (page.offset - own.pages.front().offset);
+  return {first, static_cast<size_t>(page.bytes)};
 }
 
 Result<PagePlace> OutgoingSequence::cut_of(int layer, const Page& page,
@@ -279,17 +310,36 @@ Result<PagePlace> OutgoingSequence::cut_of(int layer, const Page& page,
   return PagePlace{begin, offsets[static_cast<size_t>(heads.end)] - begin};
 }
 
+std::vector<uint8_t> OutgoingSequence::ipc_handle() const {
+  const std::lock_guard lock(mutex_);
+  return staging_ ? staging_->ipc_handle : std::vector<uint8_t>();
+}
+
+// Whether the step has given the layer's copies on their way.
+Result<bool> OutgoingSequence::check_layer(int layer) const {
+  const std::lock_guard lock(mutex_);
+  if (!problem_.empty()) return invalid_argument("the sequence is incomplete: {}", problem_);
+  if (layer < 0 || layer >= num_layers()) {
+    return invalid_argument("layer {} is asked for; expected 0 to {}", layer, num_layers() - 1);
+  }
+  return bool(layers_[layer].fence);
+}
+
+Result<bool> OutgoingSequence::is_there(int layer) {
+  const std::lock_guard reading(reading_);
+  KVX_ASSIGN_OR_RETURN(const bool was_taken, check_layer(layer));
+  if (!was_taken) return false;
+  const Status passed = layers_[layer].fence();
+  if (passed.ok()) return true;
+  abandon(fmt::format("layer {}: {}", layer, passed.error().message));
+  return passed.error();
+}
+
 Result<std::optional<Pages>> OutgoingSequence::read(int layer, int64_t first, int64_t end,
                                                     const HeadCut& heads, int64_t most_bytes) {
   const std::lock_guard reading(reading_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!problem_.empty()) return invalid_argument("the sequence is incomplete: {}", problem_);
-    if (layer < 0 || layer >= num_layers()) {
-      return invalid_argument("layer {} is asked for; expected 0 to {}", layer, num_layers() - 1);
-    }
-    if (!layers_[layer].fence) return std::optional<Pages>();
-  }
+  KVX_ASSIGN_OR_RETURN(const bool was_taken, check_layer(layer));
+  if (!was_taken) return std::optional<Pages>();
   KVX_RETURN_IF_ERROR(make_readable(layer));
   const Layer& own = layers_[layer];
   if (first < 0 || first >= end || end > std::ssize(own.pages)) {
@@ -300,8 +350,9 @@ Result<std::optional<Pages>> OutgoingSequence::read(int layer, int64_t first, in
   for (int64_t i = first; i < end; ++i) {
     const Page& page = own.pages[static_cast<size_t>(i)];
     KVX_ASSIGN_OR_RETURN(const PagePlace cut, cut_of(layer, page, heads));
-    const std::span bytes(staging_->region.data() + page.offset + cut.offset,
-                          static_cast<size_t>(cut.bytes));
+    const auto bytes =
+        bytes_of(layer, page)
+            .subspan(static_cast<size_t>(cut.offset), static_cast<size_t>(cut.bytes));
     if (!pages.bytes.empty() && std::ssize(pages.bytes) + cut.bytes > most_bytes) {
       return invalid_argument("pages {} to {} of layer {} have more than {} bytes", first, end,
                               layer, most_bytes);

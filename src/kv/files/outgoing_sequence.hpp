@@ -41,11 +41,12 @@ struct Pages {
 class OutgoingSequence {
  public:
   // KvCache::hand_on()'s. Requires: the table's lock; prefixes are on. staging_bytes: what the
-  // pages will take, as far as it is known.
+  // pages will take, as far as it is known. for_peers: pages stay on the GPU where the cache lies
+  // on one and the system has handles of its memory.
   static Result<std::shared_ptr<OutgoingSequence>> begin(SequenceTable& table, Verbs& verbs,
                                                          int sequence,
                                                          std::span<const int32_t> tokens,
-                                                         int64_t staging_bytes);
+                                                         int64_t staging_bytes, bool for_peers);
   OutgoingSequence(const OutgoingSequence&) = delete;
   OutgoingSequence& operator=(const OutgoingSequence&) = delete;
   // Waits for copies that are under way.
@@ -74,6 +75,13 @@ class OutgoingSequence {
   std::optional<tier::FileIndex> index() const;
   const std::vector<LayerPlaces>& places() const { return places_; }
   int64_t bytes() const;  // of all pages; 0 before the step
+  // How processes of this host map the pages, which lie one after the other, layer by layer, codes
+  // in the order of pool_order(). Empty: they lie in host memory.
+  std::vector<uint8_t> ipc_handle() const;
+  const std::string& pool_order() const { return pool_order_; }
+  // Whether a layer is there for those who map it. Waits for copies that are under way. Errors as
+  // read().
+  Result<bool> is_there(int layer);
   // Pages [first, end) of a layer, in the order of its blocks in the index, cut to some heads.
   // None: the layer is not there yet. INVALID_ARGUMENT: no such layer, pages or heads, more than
   // most_bytes, or a sequence that will not be complete.
@@ -92,6 +100,7 @@ class OutgoingSequence {
     std::vector<Page> pages;
     Verbs::Fence fence;  // null: it has not been taken
     bool is_readable = false;
+    std::vector<uint8_t> on_host;  // its pages, once it is readable, where they lie on a GPU
     std::vector<cache::ContentHash> checksums;  // [pages], once it is readable
   };
   // What is known of the cache without it.
@@ -104,13 +113,18 @@ class OutgoingSequence {
   void plan_pages(const std::vector<GroupBlocks>& groups);
   Status acquire_copies(SequenceTable& table);
   Status copy_layer(Verbs& verbs, int layer);
+  Result<bool> check_layer(int layer) const;
+  Result<OwnBytes> allocate(Verbs& verbs, int64_t bytes) const;
   Status make_readable(int layer);
+  std::span<uint8_t> bytes_of(int layer, const Page& page);
   Result<PagePlace> cut_of(int layer, const Page& page, const HeadCut& heads) const;
 
   int sequence_ = 0;
   std::vector<int32_t> tokens_;
   cache::PrefixKeys keys_;
   std::string fingerprint_;
+  std::string pool_order_;
+  bool for_peers_ = false;
   int32_t block_size_ = 0;
   std::vector<tier::StoredBlockKind> kinds_;
   std::vector<LayerPlaces> places_;
@@ -127,7 +141,7 @@ class OutgoingSequence {
   std::optional<tier::FileIndex> index_;
   int64_t bytes_ = 0;
   std::vector<Layer> layers_;
-  std::optional<HostBytes> staging_;
+  std::optional<OwnBytes> staging_;
 };
 
 }  // namespace kvx::kv

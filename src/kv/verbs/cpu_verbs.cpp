@@ -47,17 +47,17 @@ Status CpuVerbs::copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) {
   return {};
 }
 
-Status CpuVerbs::copy_to_host(std::span<const BytesCopy> copies) {
+Status CpuVerbs::copy_runs(std::span<const BytesCopy> copies) {
   for (const BytesCopy& copy : copies) {
     std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
   }
   return {};
 }
 
-Result<HostBytes> CpuVerbs::allocate_host(int64_t bytes) {
+Result<OwnBytes> CpuVerbs::allocate_host(int64_t bytes) {
   KVX_ASSIGN_OR_RETURN(cache::Region region,
                        cache::host_memory().allocate(bytes, "a sequence on offer"));
-  return HostBytes{nullptr, std::move(region)};
+  return OwnBytes{nullptr, std::move(region)};
 }
 
 }  // namespace kvx::kv

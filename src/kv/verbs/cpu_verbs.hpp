@@ -26,8 +26,12 @@ class CpuVerbs final : public Verbs {
   }
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override { return block; }
   Status written(std::span<uint8_t>) override { return {}; }
-  Status copy_to_host(std::span<const BytesCopy> copies) override;
-  Result<HostBytes> allocate_host(int64_t bytes) override;
+  Status copy_runs(std::span<const BytesCopy> copies) override;
+  Result<OwnBytes> allocate_host(int64_t bytes) override;
+  Result<OwnBytes> allocate_for_peers(int64_t) override { return on_the_host(); }
+  Result<std::unique_ptr<PeerBytes>> open_peer(std::span<const uint8_t>) override {
+    return on_the_host();
+  }
   Result<Fence> fence() override {
     return Fence([] { return Status(); });
   }
@@ -35,6 +39,9 @@ class CpuVerbs final : public Verbs {
   Status synchronize() override { return {}; }
 
  private:
+  static Error on_the_host() {
+    return unsupported("the cache's blocks lie on the host; expected a cache on a GPU");
+  }
   ops::CpuContext context_;
   std::atomic<int64_t>& nonfinite_inputs_;
 };

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/checked.hpp"
+#include "device/cuda_ipc.hpp"
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
@@ -181,7 +183,7 @@ Status CudaVerbs::written(std::span<uint8_t> block) {
 
 // Behind what the stream was given before, and before what it is given next: a block that another
 // step overwrites has left by then.
-Status CudaVerbs::copy_to_host(std::span<const BytesCopy> copies) {
+Status CudaVerbs::copy_runs(std::span<const BytesCopy> copies) {
   KVX_ASSIGN_OR_RETURN(const auto current, use_device());
   const device::CudaStream stream = place_.context.stream;
   std::vector<device::CudaCopy> batch;
@@ -194,11 +196,50 @@ Status CudaVerbs::copy_to_host(std::span<const BytesCopy> copies) {
   return {};
 }
 
-Result<HostBytes> CudaVerbs::allocate_host(int64_t bytes) {
+Result<OwnBytes> CudaVerbs::allocate_host(int64_t bytes) {
   KVX_ASSIGN_OR_RETURN(std::unique_ptr<cache::Memory> memory,
                        cache::pinned_memory(place_.context.device.index));
-  KVX_ASSIGN_OR_RETURN(cache::Region region, memory->allocate(bytes, "a sequence on offer"));
-  return HostBytes{std::move(memory), std::move(region)};
+  KVX_ASSIGN_OR_RETURN(cache::Region region, memory->allocate(bytes, "a sequence on its way"));
+  return OwnBytes{std::move(memory), std::move(region)};
+}
+
+Result<OwnBytes> CudaVerbs::allocate_for_peers(int64_t bytes) {
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  const int device = place_.context.device.index;
+  KVX_ASSIGN_OR_RETURN(std::unique_ptr<cache::Memory> memory, cache::cuda_memory(device));
+  KVX_ASSIGN_OR_RETURN(cache::Region region,
+                       memory->allocate(round_up(bytes, device::kCudaIpcBytes),
+                                        "a sequence on its way to other processes"));
+  KVX_ASSIGN_OR_RETURN(std::vector<uint8_t> handle, device::cuda_ipc_handle(region.data()));
+  KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+  const auto own = std::make_shared<device::OwnedCudaStream>(std::move(stream));
+  const auto read = [device, own, from = region.data()](int64_t offset,
+                                                        std::span<uint8_t> to) -> Status {
+    KVX_ASSIGN_OR_RETURN(const auto chosen, device::CurrentCudaDevice::set(device));
+    KVX_RETURN_IF_ERROR(
+        device::cuda_copy_async(to.data(), from + offset, std::ssize(to), own->get()));
+    return device::cuda_synchronize(own->get());
+  };
+  return OwnBytes{std::move(memory), std::move(region), std::move(handle), read};
+}
+
+namespace {
+
+class CudaPeerBytes final : public PeerBytes {
+ public:
+  explicit CudaPeerBytes(device::CudaIpcMemory memory) : memory_(std::move(memory)) {}
+  const uint8_t* data() const override { return memory_.data(); }
+
+ private:
+  device::CudaIpcMemory memory_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PeerBytes>> CudaVerbs::open_peer(std::span<const uint8_t> ipc_handle) {
+  KVX_ASSIGN_OR_RETURN(device::CudaIpcMemory memory,
+                       device::CudaIpcMemory::open(place_.context.device.index, ipc_handle));
+  return std::unique_ptr<PeerBytes>(std::make_unique<CudaPeerBytes>(std::move(memory)));
 }
 
 Result<Verbs::Fence> CudaVerbs::fence() {

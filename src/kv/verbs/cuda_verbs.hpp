@@ -38,8 +38,10 @@ class CudaVerbs final : public Verbs {
   Result<std::span<const uint8_t>> readable(std::span<const uint8_t> block) override;
   Result<std::span<uint8_t>> writable(std::span<uint8_t> block) override;
   Status written(std::span<uint8_t> block) override;
-  Status copy_to_host(std::span<const BytesCopy> copies) override;
-  Result<HostBytes> allocate_host(int64_t bytes) override;
+  Status copy_runs(std::span<const BytesCopy> copies) override;
+  Result<OwnBytes> allocate_host(int64_t bytes) override;
+  Result<OwnBytes> allocate_for_peers(int64_t bytes) override;
+  Result<std::unique_ptr<PeerBytes>> open_peer(std::span<const uint8_t> ipc_handle) override;
   Result<Fence> fence() override;
   Result<int64_t> nonfinite_inputs() override;
   Status synchronize() override;

@@ -62,11 +62,23 @@ struct BytesCopy {
   int64_t bytes = 0;
 };
 
-// Memory of the host that a cache's blocks are copied to, where they lie on a GPU by the GPU
-// itself. It does not need the cache.
-struct HostBytes {
+// Memory beside a cache's blocks that they are copied to and from: the host's, where the blocks lie
+// on a GPU pinned, or the GPU's own. It does not need the cache.
+struct OwnBytes {
   std::unique_ptr<cache::Memory> memory;  // null: the host's own
   cache::Region region;
+  std::vector<uint8_t> ipc_handle = {};  // of a GPU's, for other processes (device/cuda_ipc.hpp)
+  // Of a GPU's: bytes from `offset` on, to the host. Waits; in any thread, one at a time.
+  std::function<Status(int64_t offset, std::span<uint8_t> to)> read = nullptr;
+
+  bool is_on_host() const { return read == nullptr; }
+};
+
+// Memory of another process's cache on a GPU, as long as this lives.
+class PeerBytes {
+ public:
+  virtual ~PeerBytes() = default;
+  virtual const uint8_t* data() const = 0;
 };
 
 // Rows (k, v, q, out) and attention's sinks lie where the blocks lie; lists, tables and ranges are
@@ -99,9 +111,13 @@ class Verbs {
   virtual Result<std::span<uint8_t>> writable(std::span<uint8_t> block) = 0;
   virtual Status written(std::span<uint8_t> block) = 0;
 
-  // Parts of blocks on their way to memory of allocate_host().
-  virtual Status copy_to_host(std::span<const BytesCopy> copies) = 0;
-  virtual Result<HostBytes> allocate_host(int64_t bytes) = 0;
+  // Parts of blocks on their way to or from memory of these.
+  virtual Status copy_runs(std::span<const BytesCopy> copies) = 0;
+  virtual Result<OwnBytes> allocate_host(int64_t bytes) = 0;
+  // UNSUPPORTED: the blocks lie on the host, or the system has no handles of a GPU's memory.
+  virtual Result<OwnBytes> allocate_for_peers(int64_t bytes) = 0;
+  // UNSUPPORTED: the blocks lie on the host, or the memory cannot be mapped here.
+  virtual Result<std::unique_ptr<PeerBytes>> open_peer(std::span<const uint8_t> ipc_handle) = 0;
   // Waits, in any thread and as often as it is called, until what was given before is done; it does
   // not need the verbs. INTERNAL_ERROR: some of it failed.
   using Fence = std::function<Status()>;
