@@ -321,9 +321,10 @@ class LayerImport {
   SequenceHead theirs_;
   SequenceHead ours_;
   int64_t index_offset_ = 0;
-  std::unique_ptr<kv::IncomingSequence> incoming_;
-  std::unique_ptr<kv::PeerBytes> peer_bytes_;    // null: pages come as messages
-  std::vector<int64_t> layer_offsets_;           // in the peer's bytes
+  std::unique_ptr<kv::PeerBytes> peer_bytes_;  // null: pages come as messages
+  std::vector<int64_t> layer_offsets_;         // in the peer's bytes
+  std::unique_ptr<kv::IncomingSequence>
+      incoming_;                                 // it goes first: its copies read the peer's bytes
   std::vector<std::vector<PageOfLayer>> pages_;  // [layers], of ours_
   std::vector<Part> parts_;
   std::map<std::pair<int, uint64_t>, size_t> asked_;  // layer and first page, of parts under way

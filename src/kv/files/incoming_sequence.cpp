@@ -30,6 +30,8 @@ Result<std::unique_ptr<IncomingSequence>> IncomingSequence::begin(KvCache& cache
   KVX_ASSIGN_OR_RETURN(made->verbs_, table.create_verbs());
   {
     const auto lock = table.lock_drained();
+    const Result<int> unused = table.acquire_sequence();  // said before anything travels
+    if (!unused.ok()) return unused.error();
     KVX_RETURN_IF_ERROR(made->acquire());
   }
   made->plan_layers(made->places_);
