@@ -4,11 +4,10 @@
 //
 //   scope  image = the block's name     kinds  one a layer     blocks  [the one, its parent the
 //   scope]
-#include <fcntl.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
+#include "core/os/os.hpp"
 #include "kv/files/fingerprint.hpp"
 #include "python/src/arrays.hpp"
 #include "python/src/bindings.hpp"
@@ -95,13 +94,13 @@ class BlockPages {
     }
     const tier::StoredBlockCopy& copy = copies_[layer];
     std::vector<uint8_t> stored(static_cast<size_t>(copy.stored_bytes));
-    const int descriptor = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    const int descriptor = os::open_file(path_, os::Open::kRead);
     if (descriptor < 0) return tier::file_error(path_, "cannot be read");
     const bool is_read = tier::transfer_all(stored.size(), [&](size_t done) {
-      return pread(descriptor, stored.data() + done, stored.size() - done,
-                   copy.offset + static_cast<int64_t>(done));
+      return os::read_at(descriptor, std::span(stored).subspan(done),
+                         copy.offset + static_cast<int64_t>(done));
     });
-    close(descriptor);
+    os::close_file(descriptor);
     if (!is_read) return invalid_argument("'{}' is cut short", path_);
     const Status decoded = tier::decode_block_copy(copy, stored, page);
     if (decoded.ok()) return {};

@@ -2,8 +2,6 @@
 // what is not there yet or does not come.
 #include "transfer/layer_import.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,6 +9,7 @@
 #include <thread>
 
 #include "core/log.hpp"
+#include "core/os/os.hpp"
 #include "kv/files/fingerprint.hpp"
 #include "kv/files/incoming_sequence.hpp"
 #include "kv/files/transcode.hpp"
@@ -119,7 +118,7 @@ class LayerImport {
     const kv::CacheStorage& storage = cache_.table().storage;
     if (offer_.ipc_handle.empty() || !storage.place || !options_.heads.is_whole() ||
         offer_.pool_order != storage.pool_fingerprint("") ||
-        offer_.process == static_cast<uint64_t>(getpid())) {
+        offer_.process == static_cast<uint64_t>(os::process_id())) {
       return {};
     }
     const auto* const handle = reinterpret_cast<const uint8_t*>(offer_.ipc_handle.data());

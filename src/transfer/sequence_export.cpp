@@ -1,11 +1,10 @@
 // SequenceExport: one answer a request; what an importer has is the importer's to know.
 #include "transfer/sequence_export.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
+#include "core/os/os.hpp"
 #include "core/random_id.hpp"
 #include "transfer/layer_head.hpp"
 #include "transfer/open_component.hpp"
@@ -116,7 +115,7 @@ Answer SequenceExport::answer_to(const Request& request) {
       const std::vector<uint8_t> handle = outgoing_->ipc_handle();
       answer.ipc_handle.assign(handle.begin(), handle.end());
       answer.pool_order = outgoing_->pool_order();
-      answer.process = static_cast<uint64_t>(getpid());
+      answer.process = static_cast<uint64_t>(os::process_id());
     }
     answer.text = fingerprint_;
     return answer;
