@@ -76,8 +76,8 @@ struct SideView {
   // they are not.
   const float* feedback = nullptr;
   bool is_alias = false;         // V that is a part of K's rows (latent caches): never written
-  bool is_interleaved = false;   // E2M1 codes in interleaved order (format/interleaved_order.hpp),
-                                 // which the GPU's verbs alone take
+  bool is_interleaved = false;   // E2M1: format/interleaved_order.hpp, the GPU's verbs alone; int4
+                                 // in fragments: ggml's q4_0 blocks, the CPU's verbs alone
   HeadCounts* counts = nullptr;  // [heads of the run]; null: nobody wants them
 
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.
