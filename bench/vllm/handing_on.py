@@ -64,7 +64,8 @@ def measure(model, recipe, num_tokens, rounds, load_format):
     names = []
 
     def hand_on(blocks, ids):
-        names[:] = [block.name for block in blocks]
+        if blocks:  # a step after the prompt's fills none
+            names[:] = [block.name for block in blocks]
         begin_step(blocks, ids)
 
     prompt = [{"prompt_token_ids": [3 + (j * j * 31 + j) % 40000 for j in range(num_tokens)]}]
@@ -90,6 +91,7 @@ def measure(model, recipe, num_tokens, rounds, load_format):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         prefill(True)  # warms up, and finds the names
+        assert len(names) == num_tokens // worker.block_size, "the prompt is one step"
         for _ in range(rounds):
             for name in seconds:
                 ask = json.dumps([endpoint, worker._fingerprint(range(worker._num_heads)), names])
