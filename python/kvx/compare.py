@@ -120,8 +120,8 @@ def compare(
     text:    a UTF-8 file of at least context * windows tokens
     recipes: ``["int8", "nvfp4:auto"]``; bf16 comes first, whether named or not
     context: tokens of a window; its second half is scored
-    device:  ``"cpu"``, or ``"cuda"``: where the caches lie and attend; the model's products stay on
-             the CPU
+    device:  ``"cpu"``, or ``"cuda"``: where the caches lie and attend, and the model multiplies if
+             cuBLAS is found
     attention: measures attention's logits too, which takes longer
     fail_if: ``"ppl>0.2%,kl>0.01,cosine<0.999"``: what no cache may lose (docs/guard.md)
     shows_progress: where tqdm is installed
