@@ -33,7 +33,7 @@ def test_every_block_of_the_engines_page_runs():
 
 
 def test_each_engine_is_shown_in_a_few_lines():
-    assert run_blocks("docs/engines-by-example.md") == 11
+    assert run_blocks("docs/engines-by-example.md") == 12
 
 
 def test_every_block_of_the_guard_page_runs():
