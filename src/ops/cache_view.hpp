@@ -21,8 +21,8 @@ struct CodeAddress {
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   int64_t fragment_stride = 0;
-  int fragment_bytes =
-      0;  // 0: contiguous. TaskGrid are the CPU verbs' alone, without page-shared scales
+  // 0: contiguous. Fragments are the CPU verbs' alone, without page-shared scales.
+  int fragment_bytes = 0;
 
   bool is_fragmented() const { return fragment_bytes != 0; }
   uint8_t* at(int64_t block, int64_t token, int head) const {

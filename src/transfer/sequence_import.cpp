@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "core/os/os.hpp"
 #include "kv/files/fingerprint.hpp"
 #include "kv/files/transcode.hpp"
 #include "transfer/layer_import.hpp"
@@ -14,6 +15,12 @@ namespace kvx::transfer {
 namespace {
 
 constexpr size_t kMostPartsAtOnce = 4;
+
+bool can_be_read(const std::string& path) {
+  const int descriptor = os::open_file(path, os::Open::kRead);
+  if (descriptor >= 0) os::close_file(descriptor);
+  return descriptor >= 0;
+}
 
 class Import {
  public:
@@ -101,7 +108,7 @@ class Import {
 
   Result<int> take() {
     if (offer_.num_layers != 0) return import_layers(cache_, options_, offer_, peer_, report_);
-    if (!offer_.path.empty() && access(offer_.path.c_str(), R_OK) == 0) {
+    if (!offer_.path.empty() && can_be_read(offer_.path)) {
       report_.was_shared = true;
       return load(offer_.path);
     }
