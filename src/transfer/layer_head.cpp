@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/checked.hpp"
+#include "transfer/fields.hpp"
 
 namespace kvx::transfer {
 namespace {
@@ -14,30 +15,15 @@ constexpr uint32_t kMostLayers = 1 << 16;
 constexpr size_t kFixedBytes = 24;
 constexpr size_t kLayerBytes = 40;
 
-template <class T>
-void put(std::vector<uint8_t>& bytes, T value) {
-  const auto* const first = reinterpret_cast<const uint8_t*>(&value);
-  bytes.insert(bytes.end(), first, first + sizeof value);
+void write_place(FieldWriter& writer, const kv::PagePlace& place) {
+  writer.u64(static_cast<uint64_t>(place.offset));
+  writer.u64(static_cast<uint64_t>(place.bytes));
 }
 
-// Requires: as many bytes are there.
-template <class T>
-T take(std::span<const uint8_t>& left) {
-  T value{};
-  std::memcpy(&value, left.data(), sizeof value);
-  left = left.subspan(sizeof value);
-  return value;
-}
-
-void put(std::vector<uint8_t>& bytes, const kv::PagePlace& place) {
-  put(bytes, static_cast<uint64_t>(place.offset));
-  put(bytes, static_cast<uint64_t>(place.bytes));
-}
-
-Result<kv::PagePlace> take_place(std::span<const uint8_t>& left) {
+Result<kv::PagePlace> read_place(FieldReader& reader) {
   constexpr uint64_t kMost = uint64_t{1} << 32;
-  const auto offset = take<uint64_t>(left);
-  const auto bytes = take<uint64_t>(left);
+  const uint64_t offset = reader.u64();
+  const uint64_t bytes = reader.u64();
   if (offset > kMost || bytes > kMost) {
     return invalid_argument("a page has {} bytes from {}; expected at most {}", bytes, offset,
                             kMost);
@@ -82,21 +68,20 @@ int64_t lay_out_block_copies(tier::FileIndex& index) {
 std::vector<uint8_t> encode_head(SequenceHead head) {
   const int64_t index_offset = lay_out_block_copies(head.index);
   const std::vector<uint8_t> index = tier::encode_index(head.index);
-  std::vector<uint8_t> bytes;
-  put(bytes, static_cast<uint32_t>(head.layers.size()));
-  put(bytes, uint32_t{0});
-  put(bytes, static_cast<uint64_t>(index.size()));
-  put(bytes, static_cast<uint64_t>(index_offset));
-  bytes.insert(bytes.end(), index.begin(), index.end());
+  FieldWriter writer;
+  writer.u32(static_cast<uint32_t>(head.layers.size()));
+  writer.u32(0);
+  writer.u64(index.size());
+  writer.u64(static_cast<uint64_t>(index_offset));
+  writer.data(index);
   for (const kv::LayerPlaces& layer : head.layers) {
-    put(bytes, static_cast<uint32_t>(layer.group));
-    put(bytes, uint32_t{0});
-    put(bytes, layer.packed);
-    put(bytes, layer.full_precision);
+    writer.u32(static_cast<uint32_t>(layer.group));
+    writer.u32(0);
+    write_place(writer, layer.packed);
+    write_place(writer, layer.full_precision);
   }
-  const cache::ContentHash checksum = cache::checksum(bytes);
-  bytes.insert(bytes.end(), checksum.bytes.begin(), checksum.bytes.end());
-  return bytes;
+  writer.data(cache::checksum(writer.so_far()).bytes);
+  return writer.take();
 }
 
 Result<SequenceHead> parse_head(std::span<const uint8_t> bytes) {
@@ -108,28 +93,28 @@ Result<SequenceHead> parse_head(std::span<const uint8_t> bytes) {
                   kChecksumBytes) != 0) {
     return invalid_argument("the sequence's head is damaged");
   }
-  std::span<const uint8_t> left = checked;
-  const auto num_layers = take<uint32_t>(left);
-  take<uint32_t>(left);
-  const auto index_bytes = take<uint64_t>(left);
-  const auto index_offset = take<uint64_t>(left);
+  FieldReader reader(checked);
+  const uint32_t num_layers = reader.u32();
+  reader.u32();
+  const uint64_t index_bytes = reader.u64();
+  const uint64_t index_offset = reader.u64();
   if (num_layers < 1 || num_layers > kMostLayers || index_offset > uint64_t{1} << 48 ||
-      index_bytes > left.size() || left.size() - index_bytes != num_layers * kLayerBytes) {
+      index_bytes > reader.num_left() ||
+      reader.num_left() - index_bytes != num_layers * kLayerBytes) {
     return invalid_argument("the sequence's head has {} bytes, {} layers and an index of {} bytes",
                             bytes.size(), num_layers, index_bytes);
   }
-  const auto index = left.first(index_bytes);
-  left = left.subspan(index_bytes);
+  const auto index = reader.data(index_bytes);
   SequenceHead head;
   const tier::FileHeader header{static_cast<int64_t>(index_offset),
                                 static_cast<int64_t>(index_bytes), cache::checksum(index)};
   KVX_ASSIGN_OR_RETURN(head.index, tier::parse_index(index, header));
   for (uint32_t layer = 0; layer < num_layers; ++layer) {
     kv::LayerPlaces& places = head.layers.emplace_back();
-    places.group = static_cast<int32_t>(take<uint32_t>(left));
-    take<uint32_t>(left);
-    KVX_ASSIGN_OR_RETURN(places.packed, take_place(left));
-    KVX_ASSIGN_OR_RETURN(places.full_precision, take_place(left));
+    places.group = static_cast<int32_t>(reader.u32());
+    reader.u32();
+    KVX_ASSIGN_OR_RETURN(places.packed, read_place(reader));
+    KVX_ASSIGN_OR_RETURN(places.full_precision, read_place(reader));
   }
   KVX_RETURN_IF_ERROR(check_places(head));
   return head;

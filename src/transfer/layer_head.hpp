@@ -1,4 +1,4 @@
-// LayerHead of a transfer: what an importer must know of a sequence before its layers come.
+// SequenceHead of a transfer: what an importer must know of a sequence before its layers come.
 //
 //   head   [u32 number of layers][u32 0][u64 index_bytes][u64 index_offset]
 //          [index: a cache file's (tier/cache_file.hpp), whose block copies lie raw one after the

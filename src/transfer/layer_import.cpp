@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "core/log.hpp"
@@ -137,18 +138,11 @@ class LayerImport {
 
   // The exporter's memory was not freed while it was copied.
   Status check_offer_is_alive() {
-    Request hello;
-    hello.text = cache_.fingerprint();
-    KVX_RETURN_IF_ERROR(peer_.send(hello));
-    while (true) {
-      KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
-      if (answer && answer->kind == Kind::kHello) {
-        if (answer->export_id == offer_.export_id) return {};
-        return invalid_argument("the exporter at {} ended its offer before all was copied",
-                                options_.endpoint);
-      }
-      if (!answer) KVX_RETURN_IF_ERROR(peer_.send(hello));
-    }
+    KVX_ASSIGN_OR_RETURN(const Answer answer,
+                         peer_.greet(cache_.fingerprint(), report_.num_asked_again));
+    if (answer.export_id == offer_.export_id) return {};
+    return invalid_argument("the exporter at {} ended its offer before all was copied",
+                            options_.endpoint);
   }
 
   // Another format or block size: by way of a file, which is decoded and appended again.
@@ -213,8 +207,7 @@ class LayerImport {
       while (asked_.size() < kMostPartsAtOnce && Clock::now() >= not_before_) {
         size_t number = next;
         if (!missing_.empty()) {
-          number = missing_.begin()->first;
-          missing_.erase(missing_.begin());
+          number = missing_.extract(missing_.begin()).value();
         } else if (next < parts_.size()) {
           ++next;
         } else {
@@ -226,7 +219,7 @@ class LayerImport {
       if (asked_.empty()) {
         std::this_thread::sleep_until(not_before_);
         KVX_RETURN_IF_ERROR(
-            check_progress(fmt::format("layer {}", parts_[missing_.begin()->first].layer)));
+            check_progress(fmt::format("layer {}", parts_[*missing_.begin()].layer)));
         continue;
       }
       KVX_ASSIGN_OR_RETURN(const std::optional<Answer> answer, peer_.receive());
@@ -245,7 +238,7 @@ class LayerImport {
       const size_t number = found->second;
       asked_.erase(found);
       if (answer->num_parts == 0) {
-        missing_.emplace(number, true);
+        missing_.insert(number);
         not_before_ = Clock::now() + kLookAgainAfter;
         continue;
       }
@@ -327,7 +320,7 @@ class LayerImport {
   std::vector<std::vector<PageOfLayer>> pages_;  // [layers], of ours_
   std::vector<Part> parts_;
   std::map<std::pair<int, uint64_t>, size_t> asked_;  // layer and first page, of parts under way
-  std::map<size_t, bool> missing_;                    // parts that were not there
+  std::set<size_t> missing_;                          // parts that were not there
   Clock::time_point not_before_{};
   Clock::time_point last_came_ = Clock::now();
 };

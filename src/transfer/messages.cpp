@@ -1,73 +1,22 @@
 // Messages: written and read field by field.
 #include "transfer/messages.hpp"
 
-#include <cstring>
+#include "transfer/fields.hpp"
 
 namespace kvx::transfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x5458564b;  // "KVXT"
 constexpr uint32_t kVersion = 3;
-constexpr size_t kMostText = 1 << 20;
 
-class Writer {
- public:
-  void u32(uint32_t value) { number(value, 4); }
-  void u64(uint64_t value) { number(value, 8); }
-  void text(const std::string& text) { bytes_.insert(bytes_.end(), text.begin(), text.end()); }
-  void head(Kind kind) {
-    u32(kMagic);
-    u32(kVersion);
-    u32(static_cast<uint32_t>(kind));
-    u32(0);
-  }
-  std::vector<uint8_t> take() { return std::move(bytes_); }
+void write_head(FieldWriter& writer, Kind kind) {
+  writer.u32(kMagic);
+  writer.u32(kVersion);
+  writer.u32(static_cast<uint32_t>(kind));
+  writer.u32(0);
+}
 
- private:
-  void number(uint64_t value, int size) {
-    for (int i = 0; i < size; ++i) bytes_.push_back(static_cast<uint8_t>(value >> (8 * i)));
-  }
-  std::vector<uint8_t> bytes_;
-};
-
-// Reads beyond the end give zeros, and is_whole() is false from then on.
-class Reader {
- public:
-  explicit Reader(std::span<const uint8_t> bytes) : left_(bytes) {}
-  uint32_t u32() { return static_cast<uint32_t>(number(4)); }
-  uint64_t u64() { return number(8); }
-  std::string text(size_t length) {
-    if (length > left_.size()) return fail();
-    std::string text(left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(length));
-    left_ = left_.subspan(length);
-    return text;
-  }
-  std::string rest() { return left_.size() > kMostText ? fail() : text(left_.size()); }
-  std::span<const uint8_t> data() { return std::exchange(left_, {}); }
-  bool is_whole() const { return is_whole_; }
-  bool is_at_end() const { return left_.empty(); }
-
- private:
-  std::string fail() {
-    is_whole_ = false;
-    left_ = {};
-    return {};
-  }
-  uint64_t number(size_t size) {
-    if (size > left_.size()) {
-      fail();
-      return 0;
-    }
-    uint64_t value = 0;
-    for (size_t i = 0; i < size; ++i) value |= uint64_t{left_[i]} << (8 * i);
-    left_ = left_.subspan(size);
-    return value;
-  }
-  std::span<const uint8_t> left_;
-  bool is_whole_ = true;
-};
-
-Result<Kind> read_head(Reader& reader) {
+Result<Kind> read_head(FieldReader& reader) {
   const uint32_t magic = reader.u32();
   const uint32_t version = reader.u32();
   const uint32_t kind = reader.u32();
@@ -91,16 +40,16 @@ bool has_export(Kind kind) {
   return kind != Kind::kRefused;
 }
 
-Status check_end(const Reader& reader) {
-  if (reader.is_whole() && reader.is_at_end()) return {};
+Status check_end(const FieldReader& reader) {
+  if (reader.is_whole() && reader.num_left() == 0) return {};
   return invalid_argument("a transfer's message has another length than its kind");
 }
 
 }  // namespace
 
 std::vector<uint8_t> encode(const Request& request) {
-  Writer writer;
-  writer.head(request.kind);
+  FieldWriter writer;
+  write_head(writer, request.kind);
   if (request.kind != Kind::kHello) writer.u64(request.export_id);
   if (request.kind == Kind::kRead) {
     writer.u64(request.offset);
@@ -127,7 +76,7 @@ std::vector<uint8_t> encode(const Request& request) {
 }
 
 Result<Request> parse_request(std::span<const uint8_t> bytes) {
-  Reader reader(bytes);
+  FieldReader reader(bytes);
   Request request;
   KVX_ASSIGN_OR_RETURN(request.kind, read_head(reader));
   switch (request.kind) {
@@ -169,8 +118,8 @@ Result<Request> parse_request(std::span<const uint8_t> bytes) {
 }
 
 std::vector<uint8_t> encode(const Answer& answer) {
-  Writer writer;
-  writer.head(answer.kind);
+  FieldWriter writer;
+  write_head(writer, answer.kind);
   if (has_export(answer.kind)) writer.u64(answer.export_id);
   if (answer.kind == Kind::kLayers || answer.kind == Kind::kPages) {
     writer.u32(answer.record);
@@ -192,7 +141,7 @@ std::vector<uint8_t> encode(const Answer& answer) {
 }
 
 Result<Answer> parse_answer(std::span<const uint8_t> bytes) {
-  Reader reader(bytes);
+  FieldReader reader(bytes);
   Answer answer;
   KVX_ASSIGN_OR_RETURN(answer.kind, read_head(reader));
   if (has_export(answer.kind)) answer.export_id = reader.u64();

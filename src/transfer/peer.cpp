@@ -54,4 +54,17 @@ Result<std::optional<Answer>> Peer::receive() {
   return std::optional<Answer>(std::move(answer));
 }
 
+Result<Answer> Peer::greet(std::string_view fingerprint, int64_t& num_asked_again) {
+  Request hello;
+  hello.text = fingerprint;
+  KVX_RETURN_IF_ERROR(send(hello));
+  while (true) {
+    KVX_ASSIGN_OR_RETURN(std::optional<Answer> answer, receive());
+    if (answer && answer->kind == Kind::kHello) return std::move(*answer);
+    if (answer) continue;  // of an earlier request
+    ++num_asked_again;
+    KVX_RETURN_IF_ERROR(send(hello));
+  }
+}
+
 }  // namespace kvx::transfer

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transfer/component.h"
@@ -31,6 +32,8 @@ class Peer {
   // An answer, whose data is valid until the next call; none: it is time to ask again. UNSUPPORTED:
   // nobody has answered for too long; INVALID_ARGUMENT: the peer refuses, or sends no answer.
   Result<std::optional<Answer>> receive();
+  // What the peer offers to a cache of this fingerprint. num_asked_again: counts on.
+  Result<Answer> greet(std::string_view fingerprint, int64_t& num_asked_again);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -28,7 +28,7 @@ class Import {
       : cache_(cache), options_(options), report_(report), peer_(peer) {}
 
   Result<int> run() {
-    KVX_RETURN_IF_ERROR(greet());
+    KVX_ASSIGN_OR_RETURN(offer_, peer_.greet(cache_.fingerprint(), report_.num_asked_again));
     const Status fits = check_offer();
     if (!fits.ok()) {
       finish(false, fits.error().message);
@@ -40,22 +40,6 @@ class Import {
   }
 
  private:
-  Status greet() {
-    Request hello;
-    hello.text = cache_.fingerprint();
-    KVX_RETURN_IF_ERROR(peer_.send(hello));
-    while (true) {
-      KVX_ASSIGN_OR_RETURN(std::optional<Answer> answer, peer_.receive());
-      if (answer && answer->kind == Kind::kHello) {
-        offer_ = std::move(*answer);
-        return {};
-      }
-      if (answer) continue;  // of an earlier request
-      ++report_.num_asked_again;
-      KVX_RETURN_IF_ERROR(peer_.send(hello));
-    }
-  }
-
   Status check_offer() const {
     // A claim of any size is no reason to fill the memory: f32 beside a packed cache, and its
     // index.
