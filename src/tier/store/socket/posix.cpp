@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -15,10 +14,6 @@
 
 namespace kvx::tier {
 namespace {
-
-struct FreeAddresses {
-  void operator()(addrinfo* first) const { freeaddrinfo(first); }
-};
 
 Error gone(int error) {
   return internal_error("the connection to the store is gone: {}", std::strerror(error));
@@ -38,8 +33,12 @@ int number_of(intptr_t number) {
 
 }  // namespace
 
-Error socket_timed_out() {
-  return internal_error("the store has not answered in time");
+std::string Socket::problem_of_system() {
+  return "";
+}
+
+std::string Socket::resolver_problem(int problem) {
+  return gai_strerror(problem);
 }
 
 Socket::~Socket() {
@@ -58,16 +57,13 @@ Socket::Moved Socket::receive(std::span<uint8_t> bytes) const {
   return moved(recv(number_of(number_), bytes.data(), bytes.size(), 0));
 }
 
-// Until the socket takes or has bytes.
 Status Socket::wait(Wish wish, Deadline deadline) const {
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return socket_timed_out();
+    const std::optional<int> left = milliseconds_to(deadline);
+    if (!left) return socket_timed_out();
     const short events = wish == Wish::kSend ? POLLOUT : POLLIN;
     pollfd one{number_of(number_), events, 0};
-    const int num_ready =
-        poll(&one, 1, static_cast<int>(std::min<int64_t>(left.count() + 1, 1 << 30)));
+    const int num_ready = poll(&one, 1, *left);
     if (num_ready > 0) return {};
     if (num_ready < 0 && errno != EINTR) return problem();
   }
@@ -89,24 +85,6 @@ Result<Socket> Socket::connect_to(const void* address, Deadline deadline) {
   const int yes = 1;
   setsockopt(number, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   return made;
-}
-
-Result<Socket> Socket::connect(const NetAddress& address, Deadline deadline) {
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int problem = getaddrinfo(address.host.c_str(), address.port.c_str(), &wanted, &found);
-  if (problem != 0) {
-    return internal_error("no host '{}': {}", address.host, gai_strerror(problem));
-  }
-  const std::unique_ptr<addrinfo, FreeAddresses> all(found);
-  Error last = internal_error("no address");
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    Result<Socket> socket = connect_to(one, deadline);
-    if (socket.ok()) return socket;
-    last = socket.error();
-  }
-  return last;
 }
 
 }  // namespace kvx::tier

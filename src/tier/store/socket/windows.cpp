@@ -12,10 +12,6 @@
 namespace kvx::tier {
 namespace {
 
-struct FreeAddresses {
-  void operator()(addrinfo* first) const { freeaddrinfo(first); }
-};
-
 std::string text_of(int error) {
   return fmt::format("error {} of Windows", error);
 }
@@ -37,19 +33,19 @@ Socket::Moved moved(int done) {
   return {kFailed};
 }
 
+}  // namespace
+
 // Once a process, which needs no end: the system ends it with the process.
-bool has_sockets() {
+std::string Socket::problem_of_system() {
   static const bool has = [] {
     WSADATA facts;
     return WSAStartup(MAKEWORD(2, 2), &facts) == 0;
   }();
-  return has;
+  return has ? "" : text_of(WSAGetLastError());
 }
 
-}  // namespace
-
-Error socket_timed_out() {
-  return internal_error("the store has not answered in time");
+std::string Socket::resolver_problem(int problem) {
+  return text_of(problem);
 }
 
 Socket::~Socket() {
@@ -71,13 +67,11 @@ Socket::Moved Socket::receive(std::span<uint8_t> bytes) const {
 }
 
 Status Socket::wait(Wish wish, Deadline deadline) const {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-      deadline - std::chrono::steady_clock::now());
-  if (left.count() <= 0) return socket_timed_out();
+  const std::optional<int> left = milliseconds_to(deadline);
+  if (!left) return socket_timed_out();
   const SHORT events = wish == Wish::kSend ? POLLWRNORM : POLLRDNORM;
   WSAPOLLFD one{number_of(number_), events, 0};
-  const int num_ready =
-      WSAPoll(&one, 1, static_cast<int>(std::min<int64_t>(left.count() + 1, 1 << 30)));
+  const int num_ready = WSAPoll(&one, 1, *left);
   if (num_ready < 0) return problem();
   return num_ready > 0 ? Status{} : Status{socket_timed_out()};
 }
@@ -103,23 +97,6 @@ Result<Socket> Socket::connect_to(const void* address, Deadline deadline) {
   setsockopt(number, IPPROTO_TCP, TCP_NODELAY, reinterpret_cast<const char*>(&at_once),
              sizeof at_once);
   return made;
-}
-
-Result<Socket> Socket::connect(const NetAddress& address, Deadline deadline) {
-  if (!has_sockets()) return internal_error("no sockets: {}", text_of(WSAGetLastError()));
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int problem = getaddrinfo(address.host.c_str(), address.port.c_str(), &wanted, &found);
-  if (problem != 0) return internal_error("no host '{}': {}", address.host, text_of(problem));
-  const std::unique_ptr<addrinfo, FreeAddresses> all(found);
-  Error last = internal_error("no address");
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    Result<Socket> socket = connect_to(one, deadline);
-    if (socket.ok()) return socket;
-    last = socket.error();
-  }
-  return last;
 }
 
 }  // namespace kvx::tier
