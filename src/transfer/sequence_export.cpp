@@ -184,7 +184,7 @@ Answer SequenceExport::read_head(const Request& request) {
   return answer;
 }
 
-// Of pages that the importer reads by itself.
+// Answers for pages that the importer reads by itself: whether they are there.
 Answer SequenceExport::count_mapped(const Request& request) {
   const Result<bool> is_there = outgoing_->is_there(static_cast<int>(request.record));
   if (!is_there.ok()) return refused(is_there.error().message);

@@ -129,7 +129,7 @@ class OutgoingSequence {
   std::vector<tier::StoredBlockKind> kinds_;
   std::vector<LayerPlaces> places_;
   std::vector<LayerFacts> facts_;
-  // Of the step that is open.
+  // What follows is set while a step is open.
   const CacheStorage* storage_ = nullptr;
   std::vector<int32_t> copies_;  // [kinds]: for an open block's tokens alone, or kNoBlock
 

@@ -54,7 +54,7 @@ class GroupRounding {
     return format::round_fed<Codec>(step_, inverse_, is_zero_, number);
   }
 
-  // Of the numbers that were rounded.
+  // How many of the numbers that were rounded are saturated.
   __device__ int num_saturated() const { return saturated_; }
 
  private:

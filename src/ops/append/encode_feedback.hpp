@@ -78,7 +78,7 @@ class FeedbackEncoder {
     return true;
   }
 
-  // Of a row without feedback.
+  // Counts what is saturated in a row that is encoded without feedback.
   void count_row(const EncodeRow& row) const {
     const int size = group_size();
     const uint8_t* scale = row.scales;

@@ -105,7 +105,7 @@ LatentKernel latent_kernel() {
           .shared_bytes = LatentShape::bytes({Bits, Rest}) + LatentShape::kAlignment};
 }
 
-// Of rows of packed codes.
+// The kernel for rows of packed codes.
 template <int Bits>
 LatentKernel packed_latent_kernel(const LatentFormats& formats) {
   using enum LatentRest;

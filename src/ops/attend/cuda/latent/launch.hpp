@@ -9,7 +9,7 @@ inline constexpr int kLatentKeyDim = 576;    // numbers of a row
 inline constexpr int kLatentValueDim = 512;  // of them, those that are the value too
 inline constexpr int kLatentRestDim = kLatentKeyDim - kLatentValueDim;
 
-// Of the kernel with wgmma.
+// What the kernel with wgmma takes at once.
 inline constexpr int kLatentRows = 64;         // query rows of a work tile
 inline constexpr int kLatentTileTokens = 64;   // of a tile: a buffer in shared memory
 inline constexpr int kLatentStepTokens = 128;  // that a CTA takes at a time: a tile a warpgroup
