@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 import kvx
 from kvx import _core
 from kvx.vllm.connector import Block
+from kvx.vllm import latent
 from kvx.vllm.layer_writer import LayerWriter
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))
@@ -291,6 +292,31 @@ def test_latent_rows(tmp_path, graphs):
         assert engine.tokens(inputs) == expected
         assert engine.tokens(inputs) == expected  # from cached prefixes
         assert counters(engine) == 0
+
+
+@pytest.mark.parametrize(
+    "graphs", [None, GRAPHS, ALL_STEPS_IN_GRAPHS], ids=["eager", "decodes", "all"]
+)
+def test_expanded_prompts_of_latent_rows(tmp_path, monkeypatch, graphs):
+    """As above, in the form of which no captured graph has a part."""
+    steps = []
+    forward_mha = latent.KvxLatentImpl.forward_mha
+
+    def counted(self, q, *args, **options):
+        steps.append(len(q))
+        return forward_mha(self, q, *args, **options)
+
+    monkeypatch.setattr(latent.KvxLatentImpl, "forward_mha", counted)
+    model = save_model("deepseek_v3", tmp_path)
+    inputs = prompts([5, 70, 131, 33])
+    expected = transformers_tokens(model, inputs)
+    options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
+    wishes = {"kvx": {"recipe": "f32", "latent_prompts": "expanded"}}
+    with kvx_engine(model, **CHUNKS, **options, additional_config=wishes) as engine:
+        assert engine.tokens(inputs) == expected
+        assert engine.tokens(inputs) == expected  # from cached prefixes
+        assert counters(engine) == 0
+    assert bool(steps) == (graphs is not ALL_STEPS_IN_GRAPHS)
 
 
 @pytest.mark.parametrize("recipe", ["int8+bf16", "nvfp4+bf16", "int4+bf16:sink=16,recent=32"])

@@ -137,5 +137,5 @@ def test_recipes_that_pages_cannot_hold_are_refused():
     ]:
         with pytest.raises(kvx.Error, match=message):
             recipe_of_layer("auto", config(recipe))
-    with pytest.raises(kvx.Error, match="kvx.recipee; expected recipe or unit_scales"):
+    with pytest.raises(kvx.Error, match="kvx.recipee; expected recipe, unit_scales or"):
         recipe_of_layer("auto", config(recipee="int8"))

@@ -111,7 +111,7 @@ def interface_problem() -> str | None:
         (
             dir(MLAAttentionImpl),
             "MLAAttentionImpl",
-            ["do_kv_cache_update", "forward_mqa", "process_weights_after_loading"],
+            ["do_kv_cache_update", "forward_mha", "forward_mqa"] + ["process_weights_after_loading"],
         ),
         (hook, "CpuPlatform.get_attn_backend_cls", ["selected_backend", "attn_selector_config"]),
     ]

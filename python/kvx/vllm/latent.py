@@ -1,21 +1,26 @@
 """Latent attention (MLA) in vLLM: pages hold latent rows in kvx's bytes, and kvx attends over them.
 
 A token's row is the latent numbers, which are its value too, and the rotary ones behind them. All
-query heads read the same row, so a page is that of one head. Each step is computed in the absorbed
+query heads read the same row, so a page is that of one head. Decodes are computed in the absorbed
 form: vLLM multiplies queries by what makes keys of latent rows before it calls forward_mqa, and the
-output by what makes values afterwards. Prompts are computed like decodes, so chunks of them and
-cached prefixes are read from the pages where they lie.
+output by what makes values afterwards. Prompts are computed likewise or, where that takes fewer
+operations, in the expanded form (kvx.vllm.expanded), for which vLLM calls forward_mha.
 """
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 
+from kvx.errors import UnsupportedError
+from kvx.torch import BatchAttention
 from kvx.vllm.backend import KvxBackend, KvxMetadata, KvxMetadataBuilder
+from kvx.vllm.expanded import ExpandedHeads, ExpandedLimits, ExpandedPrompts, HeadDims
 from kvx.vllm.layer_pages import LayerPages, RowShape, check_options, latent_shape, row_bytes
-from kvx.vllm.recipe import LATENT_CACHE_DTYPES
+from kvx.vllm.recipe import LATENT_CACHE_DTYPES, latent_prompts_of, options_of
+from kvx.vllm.step import leading_decodes
 
 
 class KvxLatentBackend(KvxBackend):
@@ -52,14 +57,14 @@ class KvxLatentBackend(KvxBackend):
 
 @dataclass
 class KvxLatentMetadata(KvxMetadata):
-    """What vLLM's layer reads of a step. All tokens are its "decode" tokens: it gives those to
-    forward_mqa, and none to forward_mha."""
+    """What vLLM's layer reads of a step. It gives the first num_decode_tokens to forward_mqa, which
+    are all but where prompts are expanded, and the others to forward_mha."""
 
     num_actual_tokens: int
     num_decode_tokens: int
     num_decodes: int
     num_prefills: int = 0
-    prefill: None = None
+    prefill: ExpandedPrompts | None = None
 
     @property
     def decode(self):
@@ -67,6 +72,71 @@ class KvxLatentMetadata(KvxMetadata):
 
 
 class KvxLatentMetadataBuilder(KvxMetadataBuilder):
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = vllm_config.compilation_config.static_forward_context
+        impls = [layers[name].impl for name in layer_names]
+        self.expanded = impls[0].expanded_limits(layers[layer_names[0]])
+        self.prompts_batch = BatchAttention()
+        # A graph that holds every step reads the plan of them all, in the absorbed form.
+        mode = vllm_config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
+        if self.window is not None or mode.mixed_mode() == CUDAGraphMode.FULL:
+            self.expanded = None
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        common = common_attn_metadata
+        first = self._first_expanded(common)
+        if first is None:
+            return super().build(common_prefix_len, common, fast_build)
+        starts = common.query_start_loc_cpu.tolist()
+        requests = common.seq_lens.shape[0]
+        if first > 0:
+            self._plan_decodes(common, first, starts[first])
+        prompts = ExpandedPrompts(
+            self.prompts_batch,
+            self.expanded,
+            common.block_table_tensor[first:requests],
+            common.seq_lens[first:],
+            common.query_start_loc[first : requests + 1] - starts[first],
+            self._requests(common, first),
+        )
+        tokens = int(common.num_actual_tokens)
+        if self.positions is not None:
+            self._set_positions(common, requests)
+        return KvxLatentMetadata(
+            self.batch, tokens, starts[first], first, requests - first, prompts
+        )
+
+    def _first_expanded(self, common):
+        """The first request of those behind the decodes, if they are to be expanded."""
+        if self.expanded is None or common.seq_lens_cpu_upper_bound is None:
+            return None
+        requests = common.seq_lens.shape[0]
+        first = leading_decodes(common.query_start_loc_cpu[: requests + 1])
+        if first == requests or common.causal is not True:
+            return None
+        return first if self.expanded.takes(self._requests(common, first)) else None
+
+    @staticmethod
+    def _requests(common, first):
+        """(queries, tokens at most) of each request from the first on."""
+        num = common.seq_lens.shape[0]
+        starts = common.query_start_loc_cpu[first : num + 1].tolist()
+        tokens = common.seq_lens_cpu_upper_bound[first:num].tolist()
+        return [(end - begin, t) for begin, end, t in zip(starts, starts[1:], tokens)]
+
+    def _plan_decodes(self, common, decodes, queries):
+        self.batch.plan(
+            common.block_table_tensor[:decodes],
+            common.seq_lens[:decodes],
+            common.query_start_loc[: decodes + 1],
+            max_q_len=1,
+            max_seq_len=int(common.max_seq_len),
+            num_decodes=decodes,
+            num_queries=queries,
+            workspace=self.workspace,
+        )
+
     def _metadata(self, num_tokens, num_requests=1):
         return KvxLatentMetadata(self.batch, num_tokens, num_tokens, num_requests)
 
@@ -98,7 +168,10 @@ class KvxLatentImpl(LayerPages, MLAAttentionImpl):
         kv_b_proj=None,
         **others,
     ):
-        """head_size: of a latent row; the first kv_lora_rank of its numbers are the value."""
+        """head_size: of a latent row; the first kv_lora_rank of its numbers are the value.
+
+        qk_nope_head_dim, qk_rope_head_dim, v_head_dim: of a head's key, in its two parts, and value
+        """
         others["kv_sharing_target_layer_name"] = kv_sharing_target_layer_name
         check_options(alibi_slopes, attn_type, others)
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
@@ -109,6 +182,29 @@ class KvxLatentImpl(LayerPages, MLAAttentionImpl):
         }
         shape = RowShape(1, head_size, kv_lora_rank, is_latent=True)
         self.init_pages(shape, kv_cache_dtype, attention)
+        self.dims = HeadDims(kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim)
+        self.layer = None  # vLLM's, whose matrices expand rows
+
+    def take(self, name, layer, options):
+        super().take(name, layer, options)
+        self.layer = layer
+        self.heads = ExpandedHeads(self.dims, self.config.model_config.dtype)
+
+    def expanded_limits(self, layer):
+        """When prompts of this layer are expanded. vLLM has measured the memory of so many tokens'
+        expanded rows."""
+        dims, itemsize = self.dims, self.config.model_config.dtype.itemsize
+        measured = layer.chunked_prefill_workspace_size * (dims.nope + dims.value) * itemsize
+        drafts = self.config.speculative_config
+        return ExpandedLimits(
+            dims,
+            self.num_heads,
+            itemsize,
+            self.num_heads * measured,
+            wish=latent_prompts_of(options_of(self.config)),
+            on_gpu=self.device != "cpu",
+            most_drafts=drafts.num_speculative_tokens if drafts else 0,
+        )
 
     def process_weights_after_loading(self, act_dtype):
         """vLLM calls no layer's attention while it measures its memory, but this before."""
@@ -141,6 +237,27 @@ class KvxLatentImpl(LayerPages, MLAAttentionImpl):
         out = q.new_empty((*q.shape[:2], self.shape.v_head_dim))
         self.attend(attn_metadata.batch, self._pages_of(kv_cache), kv_cache, q, out)
         return out, None
+
+    def forward_mha(
+        self,
+        q,
+        kv_c_normed,
+        k_pe,
+        kv_c_and_k_pe_cache,
+        attn_metadata,
+        k_scale,
+        output,
+        output_scale=None,
+    ):
+        """Prompts in the expanded form. q: [queries, num_heads, nope + rotary numbers]; output:
+        [queries, num_heads * v_head_dim]. Rows are the pages', not kv_c_normed and k_pe."""
+        if output_scale is not None:
+            raise UnsupportedError("an output that attention quantises")
+        prompts, kv_cache = attn_metadata.prefill, kv_c_and_k_pe_cache.view(torch.uint8)
+        rows = prompts.rows_of(self._pages_of(kv_cache), kv_cache, like=q)
+        out = output.view(len(q), self.num_heads, self.dims.value)
+        to_keys, to_values = self.layer.W_UK_T, self.layer.W_UV
+        self.heads.attend(prompts, rows, to_keys, to_values, q, out, **self.attention)
 
     def warm_up(self, new, kv_cache, slots, metadata):
         """Stores and attends zeros; new(shape, dtype=...) makes them."""

@@ -32,10 +32,21 @@ LATENT_CACHE_DTYPES = [*CACHE_DTYPES, *_OF_LATENT_CACHE_DTYPE]
 def options_of(vllm_config) -> dict:
     """The "kvx" part of --additional-config. Raises kvx.Error: an unknown option."""
     options = (vllm_config.additional_config or {}).get("kvx", {})
-    unknown = sorted(set(options) - {"recipe", "unit_scales"})
+    unknown = sorted(set(options) - {"recipe", "unit_scales", "latent_prompts"})
     if unknown:
-        raise Error(f"additional_config has kvx.{unknown[0]}; expected recipe or unit_scales")
+        raise Error(
+            f"additional_config has kvx.{unknown[0]}; expected recipe, unit_scales or "
+            f"latent_prompts"
+        )
     return options
+
+
+def latent_prompts_of(options: dict) -> str:
+    """The form of latent layers' prompts. Raises kvx.Error: there is no such form."""
+    wish = options.get("latent_prompts", "auto")
+    if wish not in ("auto", "absorbed", "expanded"):
+        raise Error(f"kvx.latent_prompts is {wish!r}; expected auto, absorbed or expanded")
+    return wish
 
 
 def recipe_wish(vllm_config) -> str | None:
@@ -60,7 +71,7 @@ def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
     if kv_cache_dtype != "auto":
         recipe = (_OF_CACHE_DTYPE | _OF_LATENT_CACHE_DTYPE)[kv_cache_dtype]
     elif of_all_layers != "auto":  # a skipped layer
-        recipe = _OF_MODEL_DTYPE[str(vllm_config.model_config.dtype).removeprefix("torch.")]
+        recipe = recipe_of_dtype(vllm_config.model_config.dtype)
     else:
         recipe = wish or DEFAULT_RECIPE
     _check(recipe)
@@ -69,6 +80,11 @@ def recipe_of_layer(kv_cache_dtype: str, vllm_config) -> str:
         layers = model.hf_text_config.num_hidden_layers
         _core.check_tuned_model(recipe, model.model, model.hf_config.model_type, layers)
     return recipe
+
+
+def recipe_of_dtype(dtype) -> str:
+    """The recipe that keeps a model's numbers as they are. dtype: torch's."""
+    return _OF_MODEL_DTYPE[str(dtype).removeprefix("torch.")]
 
 
 def is_tuned(recipe: str) -> bool:
