@@ -12,7 +12,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(KVX_CPU_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(KVX_CPU_FLAGS_avxvnni -mavx2 -mfma -mf16c -mavxvnni)  # of attend alone
   set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
-                           -mfma -mf16c -mprefer-vector-width=512)
+                           -mgfni -mfma -mf16c -mprefer-vector-width=512)
   set(KVX_CPU_FLAGS_avx512amx ${KVX_CPU_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)  # of attend alone
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|ARM64|arm64)$")
   list(APPEND KVX_CPU_LEVELS neon dotprod)

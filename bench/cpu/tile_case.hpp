@@ -83,7 +83,6 @@ class Case {
     const auto id = format::format_named(format);
     if (!id) fail(fmt::format("{} is no format", format));
     spec_ = must(format::make_spec(*id));
-    if (spec_.is_dual()) fail(fmt::format("{} quantises whole blocks; a tile has rows", format));
     const Status fits = format::check_head_dim(spec_, shape.head_dim);
     if (!fits.ok()) fail(fits.error().message);
     const device::CpuLevel cpu = level_named(level);
@@ -141,7 +140,7 @@ class Case {
     for (int i = 0; i < shape_.rows * kMaxTileTokens; ++i) {
       probabilities_.get()[i] = std::uniform_real_distribution<float>()(rng);
     }
-    encode_tile(table, rng);
+    spec_.is_dual() ? fill_dual_block(rng) : encode_tile(table, rng);
     prefetcher_.start(no_tile_, no_tile_);
     kernels_->prepare_queries(spec_, shape_.head_dim, queries_.get(), shape_.rows, prepared_.get());
   }
@@ -176,6 +175,34 @@ class Case {
     for (int t = 0; t < kMaxTileTokens; ++t) {
       tile_.codes[t] = codes + t * code_bytes;
       tile_.scales[t] = scales + t * scale_bytes;
+    }
+  }
+
+  // A block of random codes: steps and scales of the usual sizes.
+  void fill_dual_block(std::mt19937& rng) {
+    const int dim = shape_.head_dim;
+    const int64_t code_bytes = format::code_bytes_per_row(spec_, dim);
+    block_ = Floats(static_cast<int>((kMaxTileTokens * (code_bytes + 1) + 2 * dim) / 4 + 16));
+    auto* codes = reinterpret_cast<uint8_t*>(block_.get());
+    uint8_t* scales = codes + kMaxTileTokens * code_bytes;
+    uint8_t* channels = scales + kMaxTileTokens;
+    const auto random_byte = [&](int first, int last) {
+      return static_cast<uint8_t>(std::uniform_int_distribution<int>(first, last)(rng));
+    };
+    constexpr int kOne = 0x38;  // E4M3
+    for (int i = 0; i < kMaxTileTokens * code_bytes; ++i) codes[i] = random_byte(0, 255);
+    for (int t = 0; t < kMaxTileTokens; ++t) scales[t] = random_byte(kOne, kOne + 15);
+    for (int c = 0; c < dim; ++c) channels[c] = random_byte(kOne, kOne + 15);
+    for (int i = 0; i < 7; ++i) channels[i] |= 0x80;  // the factor is 1
+    for (int c = 0; c < dim; ++c) channels[dim + c] = random_byte(0, 255);
+    tile_.spec = &spec_;
+    tile_.head_dim = dim;
+    tile_.num_tokens = kMaxTileTokens;
+    tile_.scale_group_stride = 1;
+    tile_.channels = channels;
+    for (int t = 0; t < kMaxTileTokens; ++t) {
+      tile_.codes[t] = codes + t * code_bytes;
+      tile_.scales[t] = scales + t;
     }
   }
 

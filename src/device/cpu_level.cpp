@@ -53,7 +53,7 @@ Features ask_machine() {
   features.avx2 = has_all(saved, kSavesYmm) && has_all(b, bit_AVX2);
   features.avx512 = features.avx2 && has_all(saved, kSavesZmm) &&
                     has_all(b, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) &&
-                    has_all(c, bit_AVX512VNNI | bit_AVX512VBMI);
+                    has_all(c, bit_AVX512VNNI | bit_AVX512VBMI | bit_GFNI);
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) {
     features.avxvnni = features.avx2 && has_all(a, kAvxVnniBit);
   }

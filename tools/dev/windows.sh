@@ -27,7 +27,7 @@ windows_sources() {
 
 # The flags of cmake/cpu_levels.cmake for a level's source.
 windows_level_flags() {
-  local avx512='-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mfma -mf16c'
+  local avx512='-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mgfni -mfma -mf16c'
   case $1 in
     */isa/avx2/*) echo -mavx2 -mfma -mf16c ;;
     */isa/avxvnni/*) echo -mavx2 -mfma -mf16c -mavxvnni ;;

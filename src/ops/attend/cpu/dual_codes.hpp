@@ -1,4 +1,5 @@
-// Codes of dual-scale formats as bytes of the tiles of code_keys.hpp and code_values.hpp.
+// Codes of dual-scale formats as bytes of the tiles of code_keys.hpp and code_values.hpp, and the
+// orders in which the channels come to meet them.
 #pragma once
 
 #include "ops/attend/cpu/code_bytes.hpp"
@@ -6,8 +7,9 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-// Bytes that are the codes themselves. Keys count from the codes' middle, so that a query's
-// rounding meets small numbers.
+inline constexpr int kUnitNumbers = 64;  // that are taken apart together
+
+// Bytes that are the codes themselves, of 2 and 3 bits.
 template <int Bits>
 struct DualBytes {
   using Code = uint8_t;
@@ -15,17 +17,20 @@ struct DualBytes {
   static constexpr float kQmax = static_cast<float>(1 << (Bits - 1));
   static constexpr float decode(Code code) { return code < 128 ? static_cast<float>(code) : 0.0f; }
 };
-static_assert(CodeBytes<DualBytes<2>>::kKeyBias == 2 && CodeBytes<DualBytes<3>>::kKeyBias == 4);
 static_assert(CodeBytes<DualBytes<2>>::kValueBias == 0 && CodeBytes<DualBytes<2>>::kUnit == 1.0f);
 
-// A key tile has of each four bytes of a row code 0 of every byte, then code 1, ...: a query's
-// numbers come into that order, sixteen by sixteen.
-KVX_INLINE void order_dual_query(const float* sixteen, float* target) {
-  Lanes16 x;
-  memcpy(&x, sixteen, sizeof x);
-  x = __builtin_shufflevector(x, x, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  memcpy(target, &x, sizeof x);
+// The channel that four vectors of numbers of a query have at `place`. Packing them to bytes puts
+// lanes 4 l to 4 l + 3 of vector k beside each other as word 4 l + k, and that word meets a word of
+// a key tile: of four bytes of a row, the same code of each. Such bytes hold 16 channels of 2 and 3
+// bits (of 3, with others), 8 of 4.
+template <int Bits>
+constexpr int key_channel(int place) {
+  const int k = place / kIntLanes;
+  const int l = place % kIntLanes / 4;
+  const int i = place % 4;
+  return Bits == 4 ? 16 * l + k / 2 * 8 + 2 * i + k % 2 : 16 * l + 4 * i + k;
 }
+inline constexpr int kKeyChannels = 4 * kIntLanes;  // whose order this is
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

@@ -35,6 +35,7 @@ class Prefetcher {
   KVX_INLINE void step() {
     owed_ += rate_;
     const int num_lines = static_cast<int>(static_cast<unsigned>(owed_) / kOne);
+    if (num_lines == 0) return;
     owed_ -= num_lines * kOne;
     if (end_ - at_ >= num_lines * kLine) {
       for (int i = 0; i < num_lines; ++i) prefetch(at_ + i * kLine);

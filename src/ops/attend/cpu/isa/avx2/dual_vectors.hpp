@@ -1,5 +1,5 @@
-// What the kernels of dual-scale tiles need of AVX2: codes of 2 and 3 bits as bytes. The AVX-512
-// level has the same functions.
+// What the kernels of dual-scale tiles need of AVX2: codes of 2 and 3 bits as bytes, and the orders
+// of channels. The AVX-512 level has the same functions.
 #pragma once
 
 #include "ops/attend/cpu/dual_codes.hpp"
@@ -7,6 +7,79 @@
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
+
+KVX_INLINE Ints widen_unsigned_bytes(const uint8_t* bytes) {
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+KVX_INLINE Ints widen_signed_bytes(const uint8_t* bytes) {
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// ---- Orders of the 64 channels of a unit
+
+// Within sixteen channels, those of the words that they make in a key tile, word after word.
+template <int Bits>
+constexpr Table<int8_t, 16> order_of_words() {
+  Table<int8_t, 16> order = {};
+  for (int i = 0; i < 16; ++i) {
+    order.at[i] = static_cast<int8_t>(key_channel<Bits>(i / 4 * kIntLanes + i % 4));
+  }
+  return order;
+}
+
+template <int Bits>
+struct KeyOrder {
+  KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
+    static constexpr Table<int8_t, 16> kWords = order_of_words<Bits>();
+    const __m256i words =
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kWords.at)));
+    const __m256i vectors = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int i = 0; i < kUnitNumbers; i += kKeyChannels) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + i));
+      const __m256i by_word = _mm256_shuffle_epi8(bytes, words);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sorted + i),
+                          _mm256_permutevar8x32_epi32(by_word, vectors));
+    }
+  }
+};
+
+// A value tile has the channels in their own order.
+template <int Bits>
+struct ValueOrder {
+  KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
+    memcpy(sorted, unit, kUnitNumbers);
+  }
+  KVX_INLINE static void undo(Widest*) {}
+};
+
+// ---- Queries
+
+KVX_INLINE __m256i pack_numbers(const Ints& a, const Ints& b) {
+  return _mm256_packs_epi32((__m256i)a, (__m256i)b);
+}
+KVX_INLINE void store_thirty_two(__m256i bytes, int8_t* at) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), bytes);
+}
+
+// The bytes of four vectors of numbers, in the order that key_channel tells.
+KVX_INLINE void store_query_bytes(const Ints* numbers, int8_t* bytes) {
+  const __m256i a = pack_numbers(numbers[0], numbers[1]);
+  const __m256i b = pack_numbers(numbers[2], numbers[3]);
+  store_thirty_two(_mm256_packs_epi16(a, b), bytes);
+}
+// The same of numbers of 16 bits as two digits.
+KVX_INLINE void store_query_digits(const Ints* numbers, int8_t* high, int8_t* low) {
+  const __m256i a = pack_numbers(numbers[0], numbers[1]);
+  const __m256i b = pack_numbers(numbers[2], numbers[3]);
+  const __m256i half = _mm256_set1_epi16(128);
+  const __m256i byte = _mm256_set1_epi16(255);
+  const __m256i a_high = _mm256_srai_epi16(_mm256_add_epi16(a, half), 8);
+  const __m256i b_high = _mm256_srai_epi16(_mm256_add_epi16(b, half), 8);
+  store_thirty_two(_mm256_packs_epi16(a_high, b_high), high);
+  store_thirty_two(_mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte)), low);
+}
+
+// ---- Codes
 
 // Bytes of four codes each, one of them: code J of every byte. high: of 3 bits, with code J's high
 // bit at bit 2 J.
@@ -22,7 +95,7 @@ KVX_INLINE __m256i spread_codes(__m256i low, __m256i high) {
   }
 }
 
-// 64 codes of eight tokens as sixteen vectors of a key tile, in the order of order_dual_query.
+// 64 codes of eight tokens as sixteen vectors of a key tile, in the order of key_channel.
 // rows: [8], of each token the unit of 64 codes that begins at `offset`.
 template <int Bits>
 KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {

@@ -1,5 +1,5 @@
-// What the kernels of dual-scale tiles need of Advanced SIMD: codes of 2 and 3 bits as bytes. The
-// x86 levels have the same functions.
+// What the kernels of dual-scale tiles need of Advanced SIMD: codes of 2 and 3 bits as bytes,
+// and the orders of channels. The x86 levels have the same functions.
 #pragma once
 
 #include "ops/attend/cpu/dual_codes.hpp"
@@ -7,6 +7,69 @@
 
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
+
+KVX_INLINE Ints widen_unsigned_bytes(const uint8_t* bytes) {
+  uint32_t four;
+  memcpy(&four, bytes, sizeof four);
+  const uint16x8_t words = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
+  return __builtin_bit_cast(Ints, vmovl_u16(vget_low_u16(words)));
+}
+KVX_INLINE Ints widen_signed_bytes(const uint8_t* bytes) {
+  uint32_t four;
+  memcpy(&four, bytes, sizeof four);
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
+  return __builtin_bit_cast(Ints, vmovl_s16(vget_low_s16(words)));
+}
+
+// ---- Orders of the 64 channels of a unit
+
+template <int Bits>
+struct KeyOrder {
+  KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
+    static constexpr Table<uint8_t, 16> kOrder = [] {
+      Table<uint8_t, 16> order = {};
+      for (int i = 0; i < 16; ++i) order.at[i] = static_cast<uint8_t>(key_channel<Bits>(i));
+      return order;
+    }();
+    const uint8x16_t order = vld1q_u8(kOrder.at);
+    for (int i = 0; i < kUnitNumbers; i += kKeyChannels) {
+      vst1q_u8(sorted + i, vqtbl1q_u8(vld1q_u8(unit + i), order));
+    }
+  }
+};
+static_assert(kKeyChannels == 16);
+
+// A value tile has the channels in their own order.
+template <int Bits>
+struct ValueOrder {
+  KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
+    memcpy(sorted, unit, kUnitNumbers);
+  }
+  KVX_INLINE static void undo(Widest*) {}
+};
+
+// ---- Queries
+
+KVX_INLINE int16x8_t pack_numbers(const Ints& a, const Ints& b) {
+  return vcombine_s16(vmovn_s32(__builtin_bit_cast(int32x4_t, a)),
+                      vmovn_s32(__builtin_bit_cast(int32x4_t, b)));
+}
+
+// The bytes of four vectors of numbers, in the order that key_channel tells.
+KVX_INLINE void store_query_bytes(const Ints* numbers, int8_t* bytes) {
+  const int16x8_t a = pack_numbers(numbers[0], numbers[1]);
+  const int16x8_t b = pack_numbers(numbers[2], numbers[3]);
+  vst1q_s8(bytes, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+}
+// The same of numbers of 16 bits as two digits.
+KVX_INLINE void store_query_digits(const Ints* numbers, int8_t* high, int8_t* low) {
+  const int16x8_t a = pack_numbers(numbers[0], numbers[1]);
+  const int16x8_t b = pack_numbers(numbers[2], numbers[3]);
+  vst1q_s8(high, vcombine_s8(vrshrn_n_s16(a, 8), vrshrn_n_s16(b, 8)));
+  vst1q_s8(low, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+}
+
+// ---- Codes
 
 // Bytes of four codes each, one of them: code j of every byte. high: of 3 bits, with code j's high
 // bit at bit 2 j.
@@ -22,7 +85,7 @@ KVX_INLINE uint8x16_t spread_codes(uint8x16_t low, uint8x16_t high, int j) {
   }
 }
 
-// 64 codes of four tokens as sixteen vectors of a key tile, in the order of order_dual_query.
+// 64 codes of four tokens as sixteen vectors of a key tile, in the order of key_channel.
 // rows: [4], of each token the unit of 64 codes that begins at `offset`.
 template <int Bits>
 KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
