@@ -205,7 +205,7 @@ TEST_F(GpuAttendLatentMma, UndoesTransforms) {
     for (const char* format : {"bf16", "fp8_e4m3@row", "int4"}) {
       for (const char* rest : {"", "bf16"}) {
         SCOPED_TRACE(fmt::format("case {}, {} + {}", which, format, rest));
-        SceneOptions options = latent_options(20, {150, 1, 0, 2000}, {1, 1, 0, 3}, format);
+        SceneOptions options = latent_options(20, {70, 1, 0, 200}, {1, 1, 0, 3}, format);
         options.rest_format = rest;
         options.rest_dim = options.rest_format.empty() ? 0 : 64;
         set_transforms(options, which);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void attend_latent_of(const LatentParams& params) {
 
   // The same in all lanes, and the compiler sees that it is.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0);
-  if (warp < Shape::kProducerWarps) {
+  if (warp < Shape::producer_warps(Rows.bits)) {
     give_registers<Shape::producer_registers(Rows)>();
     if constexpr (Rows.bits == 4) {
       LatentNibbleProducer<Rows>(walk, ring, warp).run();
@@ -69,7 +69,7 @@ __device__ __forceinline__ void attend_latent_of(const LatentParams& params) {
     }
   } else {
     take_registers<Shape::consumer_registers(Rows)>();
-    const int of_consumers = warp - Shape::kProducerWarps;
+    const int of_consumers = warp - Shape::producer_warps(Rows.bits);
     LatentQueries<Mma, Rows>(params, work_tile.shape, work_tile.kv_head, work_tile.first_row,
                              work_tile.num_rows)
         .load(ring, of_consumers);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void attend_latent_of(const LatentParams& params) {
 
 // nvcc's stubs of kernels do not compile with a struct among the template's arguments.
 template <class Mma, int Bits, LatentRest Rest>
-__global__ void __launch_bounds__(LatentShape::kThreads, 1)
+__global__ void __launch_bounds__(LatentShape::threads(Bits), 1)
     attend_latent(const __grid_constant__ LatentParams params) {
   const bool is_merged = params.num_splits > 1 || params.balance.most_work_tiles > 0;
   if (!is_merged) let_later_launches_begin();
@@ -101,7 +101,7 @@ LatentKernel latent_kernel() {
   return {.function = reinterpret_cast<const void*>(&attend_latent<Mma, Bits, Rest>),
           .rows = kLatentRows,
           .step_tokens = kLatentStepTokens,
-          .threads = LatentShape::kThreads,
+          .threads = LatentShape::threads(Bits),
           .shared_bytes = LatentShape::bytes({Bits, Rest}) + LatentShape::kAlignment};
 }
 

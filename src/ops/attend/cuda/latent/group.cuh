@@ -6,31 +6,46 @@
 
 namespace kvx::ops::cuda {
 
+// What packed rows that are not there are read from: a row's bytes, at most.
+__device__ __align__(16) const uint8_t kLatentZeros[kLatentKeyDim] = {};
+
 class LatentGroup {
  public:
   __device__ LatentGroup(const LatentWalk& walk, int warp)
       : walk_(walk),
         first_(walk.tokens.begin / kLatentStepTokens * kLatentStepTokens + 16 * warp),
-        ids_{block_id(first_), block_id(first_ + kLatentTileTokens),
-             block_id(first_ + 2 * kLatentTileTokens)} {}
+        blocks_of_tile_(kLatentTileTokens / walk.params.block_size),
+        rest_of_tile_(kLatentTileTokens - blocks_of_tile_ * walk.params.block_size),
+        block_ahead_(first_ / walk.params.block_size),
+        offset_(first_ - block_ahead_ * walk.params.block_size),
+        offset_ahead_(offset_) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      ids_[i] = block_id(first_ + i * kLatentTileTokens);
+      advance_ahead();
+    }
+  }
 
-  // Goes on to this tile, the one behind the last. A block that is not there is counted.
-  __device__ void next(int tile, int lane) {
+  // Goes on to this tile, the one behind the last. counts: whether this lane counts a block that is
+  // not there.
+  __device__ void next(int tile, bool counts) {
     const LatentParams& params = walk_.params;
     const int token = first_ + tile * kLatentTileTokens;
     const int id = ids_[0];
     ids_[0] = ids_[1];
     ids_[1] = ids_[2];
-    ids_[2] = block_id(token + 3 * kLatentTileTokens);  // asked for before it is needed
+    ids_[2] = block_id(token + kAhead * kLatentTileTokens);  // asked for before it is needed
+    advance_ahead();
+    const int offset = offset_;
+    advance(offset_);
     const bool is_there = id >= 0 && id < params.num_packed_blocks;
-    if (has_tokens(token) && !is_there && lane == 0) {
+    if (has_tokens(token) && !is_there && counts) {
       atomicAdd(&params.counters->out_of_range, 1ull);
     }
     begin_ = is_there ? walk_.tokens.begin - token : kTileTokens;
     end_ = walk_.tokens.end - token;
     is_missing_ = !is_there;
     if (!is_there) return;
-    const int offset = token % params.block_size;
     const TileRegion &codes = params.tile_k.codes, &scales = params.tile_k.scales;
     const TileRegion& rest = params.rest;
     codes_ = codes.at(static_cast<uint32_t>(id),
@@ -41,29 +56,61 @@ class LatentGroup {
                     walk_.head * rest.head_stride + offset * rest.token_stride);
   }
 
-  __device__ bool is_missing() const { return is_missing_; }
+  __device__ bool is_missing() const {
+    return is_missing_;
+  }
   // Whether row 0 to 15 is one of the walk's tokens. Others become zeros: what lies there may be
   // no numbers.
-  __device__ bool has_row(int row) const { return row >= begin_ && row < end_; }
+  __device__ bool has_row(int row) const {
+    return row >= begin_ && row < end_;
+  }
   // Bytes that may be read: what a copy of nothing names.
-  __device__ const uint8_t* somewhere() const { return walk_.params.tile_k.codes.base; }
+  __device__ const uint8_t* somewhere() const {
+    return walk_.params.tile_k.codes.base;
+  }
   // Of row 0, where the group has rows.
-  __device__ const uint8_t* codes() const { return codes_; }
-  __device__ const uint8_t* scales() const { return scales_; }
-  __device__ const uint8_t* rest() const { return rest_; }
+  __device__ const uint8_t* codes() const {
+    return codes_;
+  }
+  __device__ const uint8_t* scales() const {
+    return scales_;
+  }
+  __device__ const uint8_t* rest() const {
+    return rest_;
+  }
 
  private:
   __device__ bool has_tokens(int token) const {
     return token < walk_.tokens.end && token + kTileTokens > walk_.tokens.begin;
   }
-  // -1 where the walk has none of the group's tokens.
+  // Takes an offset in a block a tile further. Whether it passes the block's end, beside the whole
+  // blocks of a tile.
+  __device__ bool advance(int& offset) const {
+    offset += rest_of_tile_;
+    const bool passes = offset >= walk_.params.block_size;
+    if (passes) offset -= walk_.params.block_size;
+    return passes;
+  }
+  // Takes what is asked for next a tile further.
+  __device__ void advance_ahead() {
+    if (advance(offset_ahead_)) ++block_ahead_;
+    block_ahead_ += blocks_of_tile_;
+  }
+  // Of this token, which is asked for next; -1 where the walk has none of the group's tokens.
   __device__ int block_id(int token) const {
-    return has_tokens(token) ? walk_.table[token / walk_.params.block_size] : -1;
+    return has_tokens(token) ? walk_.table[block_ahead_] : -1;
   }
 
   const LatentWalk& walk_;
   const int first_;  // token of the first tile's group
-  int ids_[3];       // of the next tile's group, and of those behind
+  static constexpr int kAhead = 3;
+  // Places go on by sums: a division takes as long as decoding a chunk.
+  const int blocks_of_tile_;  // whole ones
+  const int rest_of_tile_;    // tokens beside them
+  int block_ahead_;           // in the sequence's table, of the tile that is asked for next
+  int offset_;                // in its block, of the next tile's group
+  int offset_ahead_;          // and of the group that is asked for next
+  int ids_[kAhead];           // of the next tile's group, and of those behind
   int begin_ = 0;
   int end_ = 0;
   bool is_missing_ = false;

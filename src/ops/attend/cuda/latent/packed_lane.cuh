@@ -62,7 +62,6 @@ class LatentPackedLane {
   // A part's numbers are there.
   __device__ __forceinline__ void fill_part(int buffer, LatentPart part, bool is_missing) const {
     if (part == kLeft && lane_ == 0) ring_.store_missing(buffer, warp_, is_missing);
-    fence_bulk_copies();
     __syncwarp();
     if (lane_ == 0) ring_.fill(buffer, part);
   }

@@ -22,7 +22,7 @@ class LatentProducer {
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int buffer = tile & 1, step = tile >> 1;
-      group_.next(tile, lane_);
+      group_.next(tile, lane_ == 0);
       ring_.wait_free(buffer, kLeft, step);
       if (lane_ == 0) {
         ring_.store_missing(buffer, warp_, group_.is_missing());

@@ -10,9 +10,6 @@
 
 namespace kvx::ops::cuda {
 
-// What rows that are not there are read from: a row's bytes, at most.
-__device__ __align__(16) const uint8_t kLatentZeros[kLatentKeyDim] = {};
-
 template <LatentRows Rows>
 class LatentNibbleProducer : LatentPackedLane {
   using Shape = LatentShape;
@@ -81,7 +78,7 @@ class LatentNibbleProducer : LatentPackedLane {
   __device__ __forceinline__ void aim(int tile) {
     using Scales = typename Decoder::Scales;
     const TileSide& side = walk_.params.tile_k;
-    group_.next(tile, lane_);
+    group_.next(tile, lane_ == 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane_ % 8 + 8 * r;

@@ -25,16 +25,17 @@ enum LatentPart { kLeft, kRight, kRest, kLatentParts };
 
 struct LatentShape {
   static constexpr int kConsumers = 2;
-  static constexpr int kProducerWarps = 4;
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  // Of a thread; 168 of all threads together. Decoding takes more than copying, and most where
-  // codes wait in registers.
+  // Of a CTA: one warpgroup copies, or decodes 4 bits, and two decode 8 bits.
+  static constexpr int producer_warps(int bits) { return bits == 8 ? 8 : 4; }
+  static constexpr int threads(int bits) {
+    return producer_warps(bits) * kWarp + kConsumers * kWarpgroup;
+  }
+  // Of a thread; 168 of all threads together, or 128. With fewer than 208 for consumers ptxas waits
+  // behind every wgmma.
   static constexpr int producer_registers(LatentRows rows) {
-    return !decodes(rows) ? 40 : rows.bits == 8 ? 72 : 88;
+    return rows.bits == 16 ? 40 : rows.bits == 8 ? 48 : 88;
   }
-  static constexpr int consumer_registers(LatentRows rows) {
-    return (kThreads / kWarpgroup * 168 - producer_registers(rows)) / kConsumers / 8 * 8;
-  }
+  static constexpr int consumer_registers(LatentRows rows) { return rows.bits == 16 ? 232 : 208; }
 
   static constexpr int kKeySlabs = kLatentKeyDim / 64;
   static constexpr int kPartSlabs = kLatentValueDim / 64 / kConsumers;
@@ -112,15 +113,18 @@ struct LatentRing {
         // buffer a lane of each warp, which has stored what is missing.
         const bool is_copied = !decodes(rows) || (is_beside(rows) && part == kRest);
         const bool has_lanes = !is_copied || part == kLeft;
+        const int warps = Shape::producer_warps(rows.bits);
         init_barrier(filled(buffer, part),
-                     (is_copied ? kWarpgroup : 0) + (has_lanes ? Shape::kProducerWarps : 0));
+                     (is_copied ? warps * kWarp : 0) + (has_lanes ? warps : 0));
         init_barrier(freed(buffer, part), kWarpgroup / kWarp);
       }
     }
   }
   __device__ void wait_filled(int buffer, int part, int step) const {
     wait_for_arrivals(filled(buffer, part), step & 1);
-    fence_bulk_copies();  // copies are ordinary writes, and wgmma reads
+    // Copies and decoded numbers are ordinary writes, and wgmma reads. Behind the writes, a fence
+    // would wait for all that its thread has asked for as well.
+    fence_bulk_copies();
   }
   __device__ void wait_free(int buffer, int part, int step) const {
     // A fresh barrier's phase before the first counts as over.
