@@ -90,18 +90,6 @@ constexpr int four_at(int place) {
   const int in_vectors = place % kIntLanes;
   return place - in_vectors + in_vectors % 4 * (kIntLanes / 4) + in_vectors / 4;
 }
-// The place of the four with this index.
-constexpr int place_of(int four) {
-  constexpr int kInLane = kIntLanes / 4;
-  const int in_vectors = four % kIntLanes;
-  return four - in_vectors + in_vectors % kInLane * 4 + in_vectors / kInLane;
-}
-static_assert([] {
-  for (int i = 0; i < kPlaces; ++i) {
-    if (place_of(four_at(i)) != i) return false;
-  }
-  return true;
-}());
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

@@ -299,6 +299,22 @@ KVX_INLINE void add_parts(const ValueParams& params, const ValueTile& tile, int 
   }
 }
 
+// weights: of each row, what its integer sums are to be multiplied with.
+template <int Rows, Fixed F>
+KVX_INLINE void add_all_parts(const ValueParams& params, const ValueTile& tile, int row,
+                              const float* weights) {
+  const int num_parts = params.values.head_dim / kIntLanes;
+  const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
+  int part = 0;
+  for (; part + kPartsTogether <= num_parts; part += kPartsTogether) {
+    share_steps ? add_parts<Rows, kPartsTogether, true, F>(params, tile, row, part, weights)
+                : add_parts<Rows, kPartsTogether, false, F>(params, tile, row, part, weights);
+  }
+  for (; part < num_parts; ++part) {
+    add_parts<Rows, 1, true, F>(params, tile, row, part, weights);
+  }
+}
+
 template <int Rows, Fixed F>
 static void add_chunk(const ValueParams& params, const ValueTile& tile, int row) {
   float weights[Rows];
@@ -310,16 +326,7 @@ static void add_chunk(const ValueParams& params, const ValueTile& tile, int row)
       tile.corrections[at] = correction_of(tile.digits + at * 128, tile.value_shift);
     }
   }
-  const int num_parts = params.values.head_dim / kIntLanes;
-  const bool share_steps = tile.num_groups == 1 || tile.group_parts % kPartsTogether == 0;
-  int part = 0;
-  for (; part + kPartsTogether <= num_parts; part += kPartsTogether) {
-    share_steps ? add_parts<Rows, kPartsTogether, true, F>(params, tile, row, part, weights)
-                : add_parts<Rows, kPartsTogether, false, F>(params, tile, row, part, weights);
-  }
-  for (; part < num_parts; ++part) {
-    add_parts<Rows, 1, true, F>(params, tile, row, part, weights);
-  }
+  add_all_parts<Rows, F>(params, tile, row, weights);
 }
 
 template <class Codec, format::Packing P, Fixed F>

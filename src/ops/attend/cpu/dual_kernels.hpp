@@ -30,16 +30,7 @@ struct DualCode<4> {
 
 // ---- A tile's scales and channels
 
-// E4M3 numbers without a sign, exactly: one with the smallest exponent is that of 1 too large.
-KVX_INLINE Widest e4m3_magnitudes(Ints bits) {
-  constexpr int kExponent = (127 - 7) << 23;
-  constexpr int kSmallest = 0x3C800000;  // 2^-6
-  static_assert(std::bit_cast<float>(kSmallest) == 8 * format::E4M3::decode(1));
-  const Ints is_small = bits < 8;
-  const Ints is_nan = (bits > 0x7E) & 0x7FC00000;
-  const Ints number = ((bits << 20) + kExponent + (is_small & (1 << 23))) | is_nan;
-  return __builtin_bit_cast(Widest, number) - __builtin_bit_cast(Widest, is_small & kSmallest);
-}
+inline constexpr uint8_t kE4M3Nan = 0x7F;  // the bits behind the sign
 
 // steps[t] = the scale of token t. False: one is NaN or has a sign.
 KVX_INLINE bool load_dual_scales(const PackedTile& tile, float* steps) {
@@ -51,13 +42,8 @@ KVX_INLINE bool load_dual_scales(const PackedTile& tile, float* steps) {
     for (int t = 0; t < n; ++t) copy[t] = *tile.scales[t];
     bytes = copy;
   }
-  Ints uncommon = {};
-  for (int t = 0; t < n; t += kIntLanes) {
-    const Ints bits = widen_unsigned_bytes(bytes + t);
-    uncommon |= bits > 0x7E;
-    store<Widest>(e4m3_magnitudes(bits), steps + t);
-  }
-  return sum_of_ints(uncommon) == 0;
+  for (int t = 0; t < n; t += kIntLanes) store<Widest>(common_e4m3(bytes + t), steps + t);
+  return !reaches(bytes, n, 0xFF, kE4M3Nan);
 }
 
 // The same of scales whatever they are.
@@ -66,8 +52,12 @@ KVX_INLINE void load_any_dual_scales(const PackedTile& tile, float* steps) {
   for (int t = 0; t < tile.padded_tokens(); ++t) steps[t] = format::E4M3::decode(*tile.scales[t]);
 }
 
-// A block's steps and offsets, in the order in which Order has the channels. Offsets are those of
-// numbers that count from `middle`.
+KVX_INLINE bool has_common_steps(const PackedTile& tile) {
+  return !reaches(tile.channels, tile.head_dim, 0x7F, kE4M3Nan);
+}
+
+// A block's steps, which are common ones, and offsets, in the order in which Order has the
+// channels. Offsets are those of numbers that count from `middle`.
 template <int Bits>
 struct DualChannels {
   alignas(64) float steps[kMostDualHeadDim];
@@ -83,9 +73,9 @@ struct DualChannels {
       Order::sort(tile.channels + first, bytes[0]);
       Order::sort(tile.channels + tile.head_dim + first, bytes[1]);
       for (int c = 0; c < kUnitNumbers; c += kIntLanes) {
-        const Ints step = widen_unsigned_bytes(bytes[0] + c) & 0x7F;
-        const Ints zero = widen_signed_bytes(bytes[1] + c);
-        store<Widest>(e4m3_magnitudes(step) * factor, steps + first + c);
+        const Ints step = __builtin_bit_cast(Ints, common_e4m3(bytes[0] + c)) & 0x7FFFFFFF;
+        const Ints zero = widen_bytes(bytes[1] + c);
+        store<Widest>(__builtin_bit_cast(Widest, step) * factor, steps + first + c);
         store<Widest>(to_floats(zero) * Grid::kZeroUnit + shift, offsets + first + c);
       }
     }
@@ -134,18 +124,13 @@ KVX_INLINE void round_numbers(const float* numbers, const Widest& inverse, Ints*
     fixed[k] = to_nearest(load<Widest>(numbers + k * kIntLanes) * inverse);
 }
 
-// Two digits of head_dim numbers, of which `largest` is the largest. Returns their scale.
-KVX_INLINE float make_two_digits(const float* numbers, int head_dim, float largest,
-                                 int8_t* digits) {
-  constexpr float kMost = 127 * 256;
-  const bool counts = largest > 0x1p-100f;
-  const Widest inverse = splat<Widest>(counts ? kMost / largest : 0.0f);
+// Two digits of head_dim numbers.
+KVX_INLINE void make_two_digits(const float* numbers, int head_dim, float inverse, int8_t* digits) {
   for (int c = 0; c < head_dim; c += kKeyChannels) {
     Ints fixed[4];
-    round_numbers(numbers + c, inverse, fixed);
+    round_numbers(numbers + c, splat<Widest>(inverse), fixed);
     store_query_digits(fixed, digits + c, digits + kDigitBytes + c);
   }
-  return counts ? largest * (1 / kMost) : 0.0f;
 }
 
 // The largest lane of each kSpanLanes, in all of them.
@@ -174,36 +159,53 @@ KVX_INLINE Widest make_one_digit(const float* numbers, const Widest& largest, in
   return to_floats(fixed[0] + fixed[1] + fixed[2] + fixed[3]) * scale;
 }
 
-// A query times the steps as row r of `to`. channels: with offsets from kKeyMiddle. False: digits
-// cannot hold it.
-template <int Bits, Fixed F>
-KVX_INLINE bool fold_steps(const float* query, const DualChannels<Bits>& channels, int head_dim,
-                           int r, DualQueries<F>& to) {
-  alignas(64) float folded[kMostDualHeadDim];
-  Widest sums = {};
-  Widest largest = {};
-  int8_t* digits = to.digits + r * kRowDigitBytes;
-  float* scales = to.scales[r];
-  for (int first = 0; first < head_dim; first += kKeyChannels) {
+// Rows queries times the steps, as `to`. channels: with offsets from kKeyMiddle. False: digits
+// cannot hold one of them. What a row waits for is done for all of them together.
+template <int Bits, Fixed F, int Rows>
+KVX_INLINE bool fold_steps(const float* queries, const DualChannels<Bits>& channels, int head_dim,
+                           DualQueries<F>& to) {
+  alignas(64) float folded[Rows][kMostDualHeadDim];
+  Widest sums[Rows];
+  Ints largest[Rows];  // as bits
+  for (int r = 0; r < Rows; ++r, queries += head_dim) {
+    sums[r] = Widest{};
+    largest[r] = Ints{};
+    int8_t* digits = to.digits + r * kRowDigitBytes;
+    for (int first = 0; first < head_dim; first += kKeyChannels) {
 #pragma GCC unroll 4
-    for (int c = first; c < first + kKeyChannels; c += kIntLanes) {
-      const Widest x = load<Widest>(query + c) * load<Widest>(channels.steps + c);
-      store<Widest>(x, folded + c);
-      sums += x * load<Widest>(channels.offsets + c);
-      const Widest magnitude = x < 0.0f ? -x : x;
-      largest = magnitude > largest ? magnitude : largest;
+      for (int c = first; c < first + kKeyChannels; c += kIntLanes) {
+        const Widest x = load<Widest>(queries + c) * load<Widest>(channels.steps + c);
+        store<Widest>(x, folded[r] + c);
+        sums[r] += x * load<Widest>(channels.offsets + c);
+        const Ints magnitude = __builtin_bit_cast(Ints, x) & 0x7FFFFFFF;
+        largest[r] = magnitude > largest[r] ? magnitude : largest[r];
+      }
+      if constexpr (F == Fixed::kHighDigit) {
+        sums[r] -= make_one_digit(folded[r] + first, __builtin_bit_cast(Widest, largest[r]),
+                                  digits + first, to.scales[r] + first / 4) *
+                   kKeyMiddle<Bits, F>;
+        largest[r] = Ints{};
+      }
     }
-    if constexpr (F == Fixed::kHighDigit) {
-      sums -= make_one_digit(folded + first, largest, digits + first, scales + first / 4) *
-              kKeyMiddle<Bits, F>;
-      largest = Widest{};
-    }
+  }
+  bool are_numbers = true;
+  float inverses[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    to.constants[r] = sum_of_lanes(sums[r]);
+    are_numbers &= is_number(to.constants[r]);
+    if constexpr (F == Fixed::kHighDigit) continue;
+    constexpr float kMost = 127 * 256;
+    const float most = max_of_lanes(__builtin_bit_cast(Widest, largest[r]));
+    const bool counts = most > 0x1p-100f;
+    to.scales[r][0] = counts ? most * (1 / kMost) : 0.0f;
+    inverses[r] = counts ? kMost / most : 0.0f;
   }
   if constexpr (F != Fixed::kHighDigit) {
-    scales[0] = make_two_digits(folded, head_dim, max_of_lanes(largest), digits);
+    for (int r = 0; r < Rows; ++r) {
+      make_two_digits(folded[r], head_dim, inverses[r], to.digits + r * kRowDigitBytes);
+    }
   }
-  to.constants[r] = sum_of_lanes(sums);
-  return is_number(to.constants[r]);
+  return are_numbers;
 }
 
 // The key tile of all tokens. codes: as KeyTile has it.
@@ -321,6 +323,7 @@ bool score_dual(const ScoreParams& params) {
   const PackedTile& keys = params.keys;
   const int head_dim = keys.head_dim;
   const int n = keys.padded_tokens();
+  if (!has_common_steps(keys)) return false;
   const DualChannels<Bits> channels(keys, KeyOrder<Bits>(), kKeyMiddle<Bits, F>);
   float* steps = params.scratch;
   auto* codes = reinterpret_cast<uint8_t*>(steps + n);
@@ -333,10 +336,8 @@ bool score_dual(const ScoreParams& params) {
   bool are_numbers = true;
   for_row_chunks(params.num_rows, [&]<int Rows>(int row) {
     DualQueries<F> queries;
-    for (int r = 0; r < Rows; ++r) {
-      const float* query = params.prepared + int64_t{row + r} * head_dim;
-      are_numbers &= fold_steps<Bits, F>(query, channels, head_dim, r, queries);
-    }
+    const float* prepared = params.prepared + int64_t{row} * head_dim;
+    are_numbers &= fold_steps<Bits, F, Rows>(prepared, channels, head_dim, queries);
     score_dual_chunk<Rows, F>(params, queries, row, tile);
   });
   return are_numbers;  // if not, the scores mean nothing
@@ -352,32 +353,24 @@ KVX_INLINE void spread_dual_values(const PackedTile& values, int8_t* codes,
     return unpack_values<format::UInt4Codec, format::Packing::kNibbles>(values, codes, prefetcher);
   } else {
     constexpr int kUnitBytes = kUnitNumbers * Bits / 8;
+    static constexpr Table<int, kPlaces> kPlaceOf = [] {
+      Table<int, kPlaces> places = {};
+      for (int place = 0; place < kPlaces; ++place) places.at[four_at(place)] = place;
+      return places;
+    }();
     const int num_units = values.head_dim / kUnitNumbers;
     const int num_fours = values.padded_tokens() / 4;
     prefetcher.pace(PhaseShares::kUnpackValues, num_fours);
     for (int four = 0; four < num_fours; ++four) {
       prefetcher.step();
       const uint8_t* const* rows = values.codes + 4 * four;
-      int8_t* place = codes + place_of(four) * kPlaceBytes;
+      int8_t* place = codes + kPlaceOf.at[four] * kPlaceBytes;
       for (int unit = 0; unit < num_units; ++unit) {
         spread_values<Bits>(rows, unit * kUnitBytes,
                             place + unit * (kUnitNumbers / kIntLanes) * kPartBytes);
       }
     }
   }
-}
-
-// The sum of a row's probabilities times its tokens' scales.
-KVX_INLINE float weight_of_row(const ValueParams& params, const float* steps, int row) {
-  const int n = params.values.padded_tokens();
-  Widest p[kTileVectors];
-  load_probabilities(params, row, p);
-  Widest products = {};
-#pragma GCC unroll 8
-  for (int i = 0; i < kTileVectors; ++i) {
-    if (i * kIntLanes < n) products += p[i] * load<Widest>(steps + i * kIntLanes);
-  }
-  return sum_of_lanes(products);
 }
 
 // target += (sums + offsets * weight) * steps, of one row. sums: in the order of the value tile.
@@ -400,14 +393,55 @@ KVX_INLINE void add_channels(const DualChannels<Bits>& channels, int head_dim, f
   }
 }
 
-template <int Bits, Fixed F>
+// A chunk of rows' probabilities times their tokens' scales.
+struct DualWeights {
+  float units[kRowChunk];  // what sums of the digits' products are to be multiplied with
+  float sums[kRowChunk];
+};
+
+// digits: as ValueTile has it. What a row waits for is done for all of them together.
+template <int Rows>
+KVX_INLINE void weigh_dual_rows(const ValueParams& params, const float* steps, int row,
+                                uint8_t* digits, DualWeights& weights) {
+  constexpr float kNegligible = 0x1p-70f;  // beside a probability of 1 and the largest scale
+  const int n = params.values.padded_tokens();
+  Widest p[Rows][kTileVectors];
+  Widest sums[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    load_probabilities(params, row + r, p[r]);
+    sums[r] = Widest{};
+#pragma GCC unroll 8
+    for (int i = 0; i < kTileVectors; ++i) {
+      if (i * kIntLanes >= n) continue;
+      p[r][i] *= load<Widest>(steps + i * kIntLanes);
+      sums[r] += p[r][i];
+    }
+  }
+  float inverses[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    const float most = most_of(p[r]);
+    const bool counts = most > kNegligible;
+    weights.units[r] = counts ? most / kMostWord : 0.0f;
+    weights.sums[r] = sum_of_lanes(sums[r]);
+    inverses[r] = counts ? kMostWord / most : 0.0f;
+  }
+  for (int r = 0; r < Rows; ++r) {
+    Words words[kWordVectors];
+    weights_to_words(p[r], inverses[r], words);
+    for (int i = 0; i < kWordVectors; i += 2) {
+      store_weights<Fixed::kTwoDigits>(words[i], words[i + 1], i * 2 * kIntLanes, digits + r * 128);
+    }
+  }
+}
+
+template <int Bits>
 bool add_dual_values(const ValueParams& params) {
   using Codec = typename DualCode<Bits>::Codec;
   const PackedTile& values = params.values;
   const int head_dim = values.head_dim;
   const int n = values.padded_tokens();
   float* steps = params.scratch;
-  if (!load_dual_scales(values, steps)) return false;
+  if (!has_common_steps(values) || !load_dual_scales(values, steps)) return false;
   auto* digits = reinterpret_cast<uint8_t*>(steps + n);
   auto* codes = reinterpret_cast<int8_t*>(digits + kRowChunk * 128);
   spread_dual_values<Bits>(values, codes, params.prefetcher);
@@ -431,16 +465,21 @@ bool add_dual_values(const ValueParams& params) {
   for_row_chunks(params.num_rows, [&]<int Rows>(int row) {
     alignas(64) float sums[kRowChunk * kMostDualHeadDim];
     memset(sums, 0, sizeof(float) * Rows * head_dim);
+    DualWeights weights;
+    weigh_dual_rows<Rows>(params, steps, row, digits, weights);
+    for (int r = 0; !kProductsMixSigns && r < Rows; ++r) {
+      corrections[r] = correction_of(digits + r * 128, tile.value_shift);
+    }
     const ValueParams of_chunk = {.values = values,
                                   .prefetcher = params.prefetcher,
-                                  .p = params.p + int64_t{row} * params.p_stride,
-                                  .p_stride = params.p_stride,
+                                  .p = nullptr,
+                                  .p_stride = 0,
                                   .num_rows = Rows,
                                   .sums = sums,
-                                  .scratch = params.scratch};
-    add_chunk<Rows, F>(of_chunk, tile, 0);
+                                  .scratch = nullptr};
+    add_all_parts<Rows, Fixed::kTwoDigits>(of_chunk, tile, 0, weights.units);
     for (int r = 0; r < Rows; ++r) {
-      add_channels<Bits>(channels, head_dim, weight_of_row(of_chunk, steps, r), sums + r * head_dim,
+      add_channels<Bits>(channels, head_dim, weights.sums[r], sums + r * head_dim,
                          params.sums + int64_t{row + r} * head_dim);
     }
   });
@@ -448,10 +487,9 @@ bool add_dual_values(const ValueParams& params) {
   return true;
 }
 
-template <int Bits, Fixed OfQuery, Fixed OfWeight>
-inline constexpr PackedKernels kDualKernels = {prepare_dual_queries<Bits>,
-                                               score_dual<Bits, OfQuery>,
-                                               add_dual_values<Bits, OfWeight>, kAnyRows};
+template <int Bits, Fixed OfQuery>
+inline constexpr PackedKernels kDualKernels = {
+    prepare_dual_queries<Bits>, score_dual<Bits, OfQuery>, add_dual_values<Bits>, kAnyRows};
 
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

@@ -38,7 +38,7 @@ constexpr const PackedKernels* packed_kernels_of() {
   constexpr format::FormatId kId = Format::kFacts.id;
   if constexpr (format::is_dual<Format>()) {
     constexpr Fixed kQuery = Wanted == Precision::kFast ? Fixed::kHighDigit : Fixed::kTwoDigits;
-    return &kDualKernels<Codec::kBits, kQuery, Fixed::kTwoDigits>;
+    return &kDualKernels<Codec::kBits, kQuery>;
   } else if constexpr (!format::has_fast_kernels<Format>()) {
     return nullptr;
   } else if constexpr (kId == format::FormatId::kF32) {

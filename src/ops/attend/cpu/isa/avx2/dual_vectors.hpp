@@ -8,11 +8,14 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-KVX_INLINE Ints widen_unsigned_bytes(const uint8_t* bytes) {
-  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-}
-KVX_INLINE Ints widen_signed_bytes(const uint8_t* bytes) {
+KVX_INLINE Ints widen_bytes(const uint8_t* bytes) {
   return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+// E4M3 numbers that are not NaN. An F16's exponent has a bias larger by 8.
+KVX_INLINE Widest common_e4m3(const uint8_t* bytes) {
+  const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  const __m128i bits = _mm_set1_epi16(static_cast<short>(0xBF80));
+  return (Widest)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), bits)) * 256.0f;
 }
 
 // ---- Orders of the 64 channels of a unit

@@ -8,11 +8,16 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-KVX_INLINE Ints widen_unsigned_bytes(const uint8_t* bytes) {
-  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-}
-KVX_INLINE Ints widen_signed_bytes(const uint8_t* bytes) {
+KVX_INLINE Ints widen_bytes(const uint8_t* bytes) {
   return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+// E4M3 numbers that are not NaN. An F16's exponent has a bias larger by 8.
+KVX_INLINE Widest common_e4m3(const uint8_t* bytes) {
+  const __m256i words =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  const __m256i bits = _mm256_set1_epi16(static_cast<short>(0xBF80));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(words, 7), bits);
+  return (Widest)_mm512_cvtph_ps(halves) * 256.0f;
 }
 
 // ---- Orders of the 64 channels of a unit

@@ -8,17 +8,29 @@
 namespace kvx::ops::cpu {
 inline namespace KVX_CPU_LEVEL {
 
-KVX_INLINE Ints widen_unsigned_bytes(const uint8_t* bytes) {
+// Four bytes with a sign.
+KVX_INLINE int16x4_t widen_to_words(const uint8_t* bytes) {
   uint32_t four;
   memcpy(&four, bytes, sizeof four);
-  const uint16x8_t words = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
-  return __builtin_bit_cast(Ints, vmovl_u16(vget_low_u16(words)));
+  return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four))));
 }
-KVX_INLINE Ints widen_signed_bytes(const uint8_t* bytes) {
-  uint32_t four;
-  memcpy(&four, bytes, sizeof four);
-  const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
-  return __builtin_bit_cast(Ints, vmovl_s16(vget_low_s16(words)));
+KVX_INLINE Ints widen_bytes(const uint8_t* bytes) {
+  return __builtin_bit_cast(Ints, vmovl_s16(widen_to_words(bytes)));
+}
+// E4M3 numbers that are not NaN. An F16's exponent has a bias larger by 8.
+KVX_INLINE Widest common_e4m3(const uint8_t* bytes) {
+  const uint16x4_t words = vreinterpret_u16_s16(vshl_n_s16(widen_to_words(bytes), 7));
+  const uint16x4_t halves = vand_u16(words, vdup_n_u16(0xBF80));
+  return __builtin_bit_cast(Widest, vcvt_f32_f16(vreinterpret_f16_u16(halves))) * 256.0f;
+}
+
+// Whether one of n bytes, a multiple of 16, is `least` or more under a mask.
+KVX_INLINE bool reaches(const uint8_t* bytes, int n, uint8_t mask, uint8_t least) {
+  uint8x16_t largest = vdupq_n_u8(0);
+  for (int i = 0; i < n; i += 16) {
+    largest = vmaxq_u8(largest, vandq_u8(vld1q_u8(bytes + i), vdupq_n_u8(mask)));
+  }
+  return vmaxvq_u8(largest) >= least;
 }
 
 // ---- Orders of the 64 channels of a unit
