@@ -6,9 +6,6 @@
 
 namespace kvx::ops::cuda {
 
-// What packed rows that are not there are read from: a row's bytes, at most.
-__device__ __align__(16) const uint8_t kLatentZeros[kLatentKeyDim] = {};
-
 class LatentGroup {
  public:
   __device__ LatentGroup(const LatentWalk& walk, int warp)
@@ -19,7 +16,6 @@ class LatentGroup {
         block_ahead_(first_ / walk.params.block_size),
         offset_(first_ - block_ahead_ * walk.params.block_size),
         offset_ahead_(offset_) {
-#pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       ids_[i] = block_id(first_ + i * kLatentTileTokens);
       advance_ahead();
@@ -56,28 +52,16 @@ class LatentGroup {
                     walk_.head * rest.head_stride + offset * rest.token_stride);
   }
 
-  __device__ bool is_missing() const {
-    return is_missing_;
-  }
+  __device__ bool is_missing() const { return is_missing_; }
   // Whether row 0 to 15 is one of the walk's tokens. Others become zeros: what lies there may be
   // no numbers.
-  __device__ bool has_row(int row) const {
-    return row >= begin_ && row < end_;
-  }
+  __device__ bool has_row(int row) const { return row >= begin_ && row < end_; }
   // Bytes that may be read: what a copy of nothing names.
-  __device__ const uint8_t* somewhere() const {
-    return walk_.params.tile_k.codes.base;
-  }
+  __device__ const uint8_t* somewhere() const { return walk_.params.tile_k.codes.base; }
   // Of row 0, where the group has rows.
-  __device__ const uint8_t* codes() const {
-    return codes_;
-  }
-  __device__ const uint8_t* scales() const {
-    return scales_;
-  }
-  __device__ const uint8_t* rest() const {
-    return rest_;
-  }
+  __device__ const uint8_t* codes() const { return codes_; }
+  __device__ const uint8_t* scales() const { return scales_; }
+  __device__ const uint8_t* rest() const { return rest_; }
 
  private:
   __device__ bool has_tokens(int token) const {
@@ -118,6 +102,9 @@ class LatentGroup {
   const uint8_t* scales_ = nullptr;
   const uint8_t* rest_ = nullptr;  // of the last 64 numbers, where they are copied
 };
+
+// What packed rows that are not there are read from: a row's bytes, at most.
+__device__ __align__(16) const uint8_t kLatentZeros[kLatentKeyDim] = {};
 
 // Copies the group's rows into slabs [begin, end) of a buffer: by each lane, chunk lane % 8 of four
 // rows. base: of row 0's numbers that the first of these slabs takes, in a region of that stride.
