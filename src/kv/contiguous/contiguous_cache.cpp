@@ -59,6 +59,7 @@ Result<ContiguousCache::Layer> ContiguousCache::make_layer(int index, const Laye
   const CacheGeometry& geometry = config_.geometry;
   const LayerCalibration none;
   Layer layer;
+  layer.kept_tokens = config_.kept_tokens(index);
   layer.capacity = config_.capacity(index);
   layer.block_tokens = config_.block_tokens(index);
   layer.position_bytes = bytes_per_position(config_, plan);
@@ -255,7 +256,7 @@ int ContiguousCache::length(const Layer& layer) const {
 }
 
 int ContiguousCache::num_held(int layer) const {
-  return std::min(length(layers_[layer]), layers_[layer].capacity);
+  return std::min(length(layers_[layer]), layers_[layer].kept_tokens);
 }
 
 // The sequence's length in block_ids_: a ring's last pass, and the whole pass before it.
@@ -283,10 +284,10 @@ Status ContiguousCache::check_queries(int layer, int q_len, int window) const {
   const int num_lost = num_tokens - num_held(layer);
   const int oldest_seen = std::max(num_tokens - q_len - window + 1, 0);
   if (oldest_seen >= num_lost) return {};
-  const int capacity = layers_[layer].capacity;
+  const int kept = layers_[layer].kept_tokens;
   return invalid_argument(
       "q_len is {}; a ring of {} tokens serves {} queries with a window of {} (see max_append)",
-      q_len, capacity, capacity - window + 1, window);
+      q_len, kept, kept - window + 1, window);
 }
 
 Status ContiguousCache::attend(int layer, int q_len, FloatRows q, MutableFloatRows out,
@@ -358,7 +359,7 @@ int64_t ContiguousCache::allocated_bytes() const {
 int64_t ContiguousCache::used_bytes() const {
   int64_t bytes = 0;
   for (const Layer& layer : layers_) {
-    bytes += layer.position_bytes * std::min(seq_len_, layer.capacity);
+    bytes += layer.position_bytes * std::min(seq_len_, layer.kept_tokens);
   }
   return bytes;
 }

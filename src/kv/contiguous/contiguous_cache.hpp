@@ -5,8 +5,8 @@
 //     codes   [batch, heads, block_tokens, row]     fp4_row, int4_row: head_dim / 8 uint32
 //     scales  [batch, heads, block_tokens, groups]  computed ones; given ones are [heads, groups]
 //
-// Of block_tokens (ContiguousConfig) the first `capacity` are used: max_seq_len, or the ring's size
-// where the layer has a window. All of it lies in host memory or in a GPU's
+// Of block_tokens (ContiguousConfig) the first `capacity` are used: max_seq_len, or all of a ring,
+// which a layer with a window has. All of it lies in host memory or in a GPU's
 // (ContiguousConfig::cuda).
 #pragma once
 
@@ -89,6 +89,7 @@ class ContiguousCache {
     LayerTables tables;
     std::vector<ops::HeadRun> runs;
     std::vector<cache::Region> regions;  // what the runs point to
+    int kept_tokens = 0;
     int capacity = 0;
     int block_tokens = 0;
     int64_t position_bytes = 0;  // of one token of every sequence

@@ -84,7 +84,7 @@ Status check_fields(const ContiguousConfig& config) {
   return {};
 }
 
-int64_t held_tokens(const ContiguousConfig& config, int layer) {
+int64_t kept_tokens(const ContiguousConfig& config, int layer) {
   const int window = config.geometry.window_of(layer);
   const int64_t ring = int64_t{window} + config.max_append - 1;
   return window == 0 ? config.max_seq_len : std::min<int64_t>(ring, config.max_seq_len);
@@ -92,9 +92,8 @@ int64_t held_tokens(const ContiguousConfig& config, int layer) {
 
 int64_t block_tokens(const ContiguousConfig& config, int layer) {
   constexpr int64_t kTiles = 64;  // of 4-bit rows, in bulk copies
-  const int64_t tokens = held_tokens(config, layer);
-  const bool is_ring = config.geometry.window_of(layer) > 0;
-  return config.cuda && !is_ring ? round_up(tokens, kTiles) : tokens;
+  const int64_t tokens = kept_tokens(config, layer);
+  return config.cuda ? round_up(tokens, kTiles) : tokens;
 }
 
 CheckedSize position_bytes(const ContiguousConfig& config, const LayerPlan& plan) {
@@ -110,7 +109,7 @@ CheckedSize position_bytes(const ContiguousConfig& config, const LayerPlan& plan
 Result<int64_t> total_bytes(const ContiguousConfig& config, const std::vector<LayerPlan>& plans) {
   CheckedSize total = 0;
   for (int layer = 0; layer < config.geometry.num_layers; ++layer) {
-    const int64_t tokens = held_tokens(config, layer);
+    const int64_t tokens = kept_tokens(config, layer);
     if (tokens > kMaxContiguousTokens) {
       return out_of_range("layer {} is to hold {} tokens a sequence; at most {} can be", layer,
                           tokens, kMaxContiguousTokens);
@@ -127,8 +126,12 @@ Result<int64_t> total_bytes(const ContiguousConfig& config, const std::vector<La
 
 }  // namespace
 
+int ContiguousConfig::kept_tokens(int layer) const {
+  return static_cast<int>(kv::kept_tokens(*this, layer));
+}
+
 int ContiguousConfig::capacity(int layer) const {
-  return static_cast<int>(held_tokens(*this, layer));
+  return geometry.window_of(layer) > 0 ? block_tokens(layer) : kept_tokens(layer);
 }
 
 int ContiguousConfig::block_tokens(int layer) const {

@@ -37,12 +37,13 @@ struct ContiguousConfig {
   // max_step_tokens tokens, those of all sequences together.
   std::optional<CudaPlacement> cuda;
 
+  // Tokens of a sequence that a layer keeps. Requires: plan_contiguous(*this).ok().
+  int kept_tokens(int layer) const;
   // Tokens of a sequence that a layer has memory for. The token at position p has slot p %
-  // capacity. Requires: plan_contiguous(*this).ok().
+  // capacity. A ring's passes follow each other without gaps, so on a GPU, whose fast kernels read
+  // blocks of whole tiles, a ring has memory for more than it keeps.
   int capacity(int layer) const;
-  // Tokens of a sequence's arrays in a layer: capacity, or more on a GPU, whose fast kernels read
-  // blocks of whole tiles. A ring has no more, since its passes follow each other: there the window
-  // and max_append decide.
+  // Tokens of a sequence's arrays in a layer: capacity, or whole tiles on a GPU.
   int block_tokens(int layer) const;
 };
 
