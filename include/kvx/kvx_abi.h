@@ -459,7 +459,7 @@ enum {
   /* Rows of ggml's q4_0 blocks, as llama.cpp's caches have them: [f16 scale d][16 bytes of codes],
    * where byte j has code j in its low half and code j + 16 in its high half, and a number is (code
    * - 8) * d. append makes d as ggml does. For INT4 with group_size 32, F16 scales and
-   * code_fragment_bytes 16, on the host; 18 bytes from block to block is what ggml has
+   * code_fragment_bytes 16; 18 bytes from block to block is what ggml has
    * (docs/numbers.md, section 10). */
   KVX_SIDE_Q4_0_BLOCKS = 1 << 3
 };
@@ -485,8 +485,7 @@ typedef struct kvx_side_t {
   const float* tensor_scales; /* [heads of the run]; null: 1 */
   uint32_t flags;             /* KVX_SIDE_* */
   /* 0: a row's codes are contiguous. Otherwise they lie in fragments of this many bytes, which are
-   * code_fragment_stride bytes apart, as in HND_PACKED. UNSUPPORTED with page-shared scales and on
-   * a GPU. */
+   * code_fragment_stride bytes apart, as in HND_PACKED. UNSUPPORTED with page-shared scales. */
   uint32_t code_fragment_bytes;
   int64_t code_fragment_stride;
   /* [heads of the run, head_dim, head_dim]: append rounds with error feedback by these weights,
@@ -553,7 +552,7 @@ typedef struct kvx_layer_t {
   uint64_t* counters;
   /* The scales of a `cache` whose K or V is F8, as in kvx_write_desc_t, in the cache's memory.
    * append reads them, as kvx_write_kv does, and writes the same bytes. Null: that side is no F8.
-   * UNSUPPORTED: F16 and BF16 ones on a GPU. */
+   * On a GPU each call makes F32 of F16 and BF16 ones first, which takes about a launch. */
   const kvx_scale_desc_t* k_scale;
   const kvx_scale_desc_t* v_scale;
 } kvx_layer_t;
@@ -923,6 +922,14 @@ KVX_API kvx_status_t kvx_turbomind_block_ids(const kvx_turbomind_pools_t* pools,
                                              const void* const* block_ptrs,
                                              const void* const* scale_block_ptrs,
                                              int64_t num_block_ptrs, int32_t* ids);
+/* The same where both tables and ids lie in a GPU's memory, as an engine's kernels have them; ids
+ * are there for the verbs behind it in the stream. An entry for which the host's call returns
+ * OUT_OF_RANGE becomes -1 and adds to counters[0] (kvx_layer_t; null: nobody counts). */
+KVX_API kvx_status_t kvx_turbomind_device_block_ids(const kvx_turbomind_pools_t* pools,
+                                                    const void* const* block_ptrs,
+                                                    const void* const* scale_block_ptrs,
+                                                    int64_t num_block_ptrs, int32_t* ids,
+                                                    uint64_t* counters, void* stream);
 
 /* What TurboMind's ProcessKV does to a step's rows: biases, RoPE, the write. */
 typedef struct kvx_turbomind_process_args_t {
@@ -1018,6 +1025,34 @@ KVX_API kvx_status_t kvx_turbomind_probe(const kvx_turbomind_pools_t* pools,
                                          uint32_t layer, uint32_t head, int64_t token,
                                          uint32_t memory, void* stream,
                                          kvx_turbomind_probe_t* probe);
+
+/* ---- the order of nvfp4's scales ---- */
+
+enum {
+  KVX_SCALE_ORDER_LINEAR = 1, /* [tokens, groups] in each head of a block, as the verbs read them */
+  KVX_SCALE_ORDER_SWIZZLED =
+      2 /* [tokens / 4, groups, 4] in the same rows, as trtllm-gen reads V's */
+};
+
+/* Scales of one byte of a side of a layer. Strides are bytes; a token's groups lie side by side. */
+typedef struct kvx_turn_scales_args_t {
+  uint32_t size;
+  uint32_t order; /* KVX_SCALE_ORDER_*: that is made of the other one */
+  void* scales;   /* those of block 0, token 0, head 0 */
+  int64_t block_stride;
+  int64_t token_stride;
+  int64_t head_stride;
+  int64_t num_blocks;
+  uint32_t num_heads;
+  uint32_t block_size; /* tokens: a multiple of 4 */
+  uint32_t num_groups; /* of a row: at most 64 */
+  uint32_t memory;     /* KVX_MEMORY_HOST or 0, or where a GPU reaches it, as in kvx_layer_t */
+} kvx_turn_scales_args_t;
+
+/* Turns the scales in place: to LINEAR before verbs read or write such a layer, to SWIZZLED before
+ * the engine does. INVALID_ARGUMENT names the field; rows over each other are the caller's
+ * mistake. */
+KVX_API kvx_status_t kvx_turn_scales(const kvx_turn_scales_args_t* args, void* stream);
 
 /* ---- contiguous caches ----
  *

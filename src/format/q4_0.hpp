@@ -13,7 +13,7 @@ inline constexpr int kZero = 8;  // the code of 0: a number is (code - kZero) * 
 
 // The number of the largest magnitude, the first of several. Requires: all of x, [kGroup], are
 // finite.
-inline float largest_number(const float* x) {
+KVX_INLINE float largest_number(const float* x) {
   float largest = 0;
   float magnitude = 0;
   for (int i = 0; i < kGroup; ++i) {
@@ -26,14 +26,14 @@ inline float largest_number(const float* x) {
 }
 
 // The product lies in [-8, 8], but for a rounding, unless the scale is at its limit.
-inline uint8_t code_of(float product) {
+KVX_INLINE uint8_t code_of(float product) {
   return static_cast<uint8_t>(clamp(product + (kZero + 0.5f), 0.0f, 15.0f));
 }
 
 // Returns how many of x, [kGroup], lie further beyond the largest code than half a step: none,
 // unless the scale is f16's largest. A group with a NaN or an infinity gets the scale NaN.
 // codes: [kCodeBytes]; scale: 2 bytes.
-inline int encode(const float* x, uint8_t* codes, uint8_t* scale) {
+KVX_INLINE int encode(const float* x, uint8_t* codes, uint8_t* scale) {
   constexpr float kLargestScale = 65504.0f;
   if (group_magnitude(x, kGroup).has_nonfinite) {
     store_scale(ScaleType::kF16, nan_scale(ScaleType::kF16), scale);
@@ -58,7 +58,7 @@ inline int encode(const float* x, uint8_t* codes, uint8_t* scale) {
   return saturated;
 }
 
-inline void decode(const uint8_t* codes, const uint8_t* scale, float* x) {
+KVX_INLINE void decode(const uint8_t* codes, const uint8_t* scale, float* x) {
   const float step = decode_scale(ScaleType::kF16, load_scale(ScaleType::kF16, scale));
   for (int j = 0; j < kCodeBytes; ++j) {
     x[j] = static_cast<float>((codes[j] & 15) - kZero) * step;

@@ -21,7 +21,7 @@ struct CodeAddress {
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   int64_t fragment_stride = 0;
-  // 0: contiguous. Fragments are the CPU verbs' alone, without page-shared scales.
+  // 0: contiguous. Fragments have no page-shared scales, and on a GPU no fast kernels.
   int fragment_bytes = 0;
 
   bool is_fragmented() const { return fragment_bytes != 0; }
@@ -77,7 +77,7 @@ struct SideView {
   const float* feedback = nullptr;
   bool is_alias = false;         // V that is a part of K's rows (latent caches): never written
   bool is_interleaved = false;   // E2M1: format/interleaved_order.hpp, the GPU's verbs alone; int4
-                                 // in fragments: ggml's q4_0 blocks, the CPU's verbs alone
+                                 // in fragments: ggml's q4_0 blocks (format/q4_0.hpp)
   HeadCounts* counts = nullptr;  // [heads of the run]; null: nobody wants them
 
   // Whether rows of its own are written: not of a side without numbers, nor of an alias.

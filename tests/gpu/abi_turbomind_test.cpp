@@ -86,6 +86,58 @@ TEST_F(GpuAbiTurboMind, AppendWritesTheHostsBytesAndTheProbeReadsThem) {
   }
 }
 
+// Pointer tables become ids where they lie: the host's ids, and -1 where its call is OUT_OF_RANGE.
+TEST_F(GpuAbiTurboMind, TablesOfPointersBecomeIdsOnTheDevice) {
+  for (const uint32_t mode : kModes) {
+    SCOPED_TRACE(mode);
+    TurbomindPools pools({.mode = mode, .head_dim = 64});
+    const bool has_scales = pools.args.scales != nullptr;
+    std::vector<const void*> blocks, scales;
+    std::vector<int32_t> expected(300);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expected[i] = static_cast<int32_t>(i * 7 % 6);
+      blocks.push_back(pools.block(expected[i]).data());
+      if (has_scales) scales.push_back(pools.scale_block(expected[i]).data());
+    }
+    std::vector<int32_t> host(expected.size());
+    ASSERT_EQ(
+        kvx_turbomind_block_ids(&pools.args, blocks.data(), has_scales ? scales.data() : nullptr,
+                                std::ssize(blocks), host.data()),
+        KVX_STATUS_OK)
+        << kvx_last_error();
+    EXPECT_EQ(host, expected);
+    const auto* const data = static_cast<const uint8_t*>(pools.args.data);
+    blocks[3] = data + 1;
+    blocks[17] = nullptr;
+    blocks[101] = data - pools.sizes.block_bytes;
+    blocks[299] = data + 6 * pools.sizes.block_bytes;
+    for (const size_t bad : {3, 17, 101, 299}) expected[bad] = -1;
+    if (has_scales) {
+      std::swap(scales[200], scales[201]);
+      expected[200] = expected[201] = -1;
+    }
+    Mirror mirror(memory());
+    std::vector<int32_t> ids(expected.size(), 9);
+    std::vector<uint64_t> counters = {0, 0};
+    int32_t* const ids_there = mirror.add(ids);
+    uint64_t* const counters_there = mirror.add(counters);
+    ASSERT_EQ(kvx_turbomind_device_block_ids(
+                  &pools.args, mirror.add(blocks), has_scales ? mirror.add(scales) : nullptr,
+                  std::ssize(blocks), ids_there, counters_there, context().stream),
+              KVX_STATUS_OK)
+        << kvx_last_error();
+    synchronize();
+    mirror.fetch(ids);
+    mirror.fetch(counters);
+    EXPECT_EQ(ids, expected);
+    EXPECT_EQ(counters[0], has_scales ? 6u : 4u);
+    EXPECT_EQ(counters[1], 0u);
+    EXPECT_EQ(kvx_turbomind_device_block_ids(&pools.args, blocks.data(), nullptr, 1, ids_there,
+                                             nullptr, context().stream),
+              KVX_STATUS_INVALID_ARGUMENT);
+  }
+}
+
 // Biases and RoPE in place: the host's rows and blocks, in each type that rows have.
 TEST_F(GpuAbiTurboMind, ProcessKvLeavesTheHostsBytes) {
   constexpr uint32_t kDim = 64;

@@ -1,4 +1,5 @@
 // kvx_write_kv with device memory: the host's bytes, whatever the layout, the types and the scales.
+#include "core/float16.hpp"
 #include "tests/api/caller_layer.hpp"
 #include "tests/gpu/device_v1.hpp"
 
@@ -23,11 +24,17 @@ struct Case {
   std::vector<int64_t> slots = {3, 4, 5, 6, 7, 8, -1, 19, 0, 2, 11, 10};
 };
 
-// Scales [blocks, heads] of which a granularity uses some.
-std::vector<float> some_scales(const Shape& shape) {
-  std::vector<float> scales;
-  for (uint32_t i = 0; i < shape.num_blocks * shape.num_heads; ++i) {
-    scales.push_back(0.03f + 0.011f * static_cast<float>(i));
+// Scales [blocks, heads] of which a granularity uses some, in their type.
+std::vector<uint8_t> some_scales(const Case& given) {
+  const bool is_f32 = given.scale_dtype == KVX_DTYPE_F32;
+  std::vector<uint8_t> scales;
+  for (uint32_t i = 0; i < given.shape.num_blocks * given.shape.num_heads; ++i) {
+    const float scale = 0.03f + 0.011f * static_cast<float>(i);
+    const uint32_t bits = is_f32                               ? std::bit_cast<uint32_t>(scale)
+                          : given.scale_dtype == KVX_DTYPE_F16 ? f32_to_f16(scale)
+                                                               : f32_to_bf16(scale);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(&bits);
+    scales.insert(scales.end(), bytes, bytes + (is_f32 ? 4 : 2));
   }
   return scales;
 }
@@ -62,7 +69,7 @@ class GpuAbiWrite : public GpuTest {
     Io io(given.shape, std::ssize(given.slots), given.io, given.io, given.num_sequences, given.gap);
     std::vector<int64_t> known = given.slots;
     for (int64_t& slot : known) slot = slot < given.shape.num_slots() ? slot : -1;
-    std::vector<float> scales = some_scales(given.shape);
+    std::vector<uint8_t> scales = some_scales(given);
 
     kvx_write_desc_t write = api_test::write_desc(io, known);
     write.k_scale_desc = write.v_scale_desc = scale_desc(given, scales.data());
@@ -128,16 +135,34 @@ TEST_F(GpuAbiWrite, EncodesWithScalesOfEveryGranularity) {
   }
 }
 
-// kvx_layer_t.k_scale and v_scale.
+// The scales of kvx_layer_t.k_scale and v_scale.
+struct ScaleKind {
+  kvx_scale_granularity_t granularity;
+  kvx_dtype_t dtype = KVX_DTYPE_F32;
+};
+const ScaleKind kScaleKinds[] = {
+    {KVX_SCALE_PER_TENSOR},
+    {KVX_SCALE_PER_BLOCK},
+    {KVX_SCALE_PER_HEAD},
+    {KVX_SCALE_PER_BLOCK_HEAD},
+    {KVX_SCALE_PER_TENSOR, KVX_DTYPE_F16},
+    {KVX_SCALE_PER_BLOCK, KVX_DTYPE_BF16},
+    {KVX_SCALE_PER_HEAD, KVX_DTYPE_BF16},
+    {KVX_SCALE_PER_BLOCK_HEAD, KVX_DTYPE_F16},
+};
+
 TEST_F(GpuAbiWrite, AppendToAnF8CacheWritesTheBytesOfTheHostsV1Call) {
-  for (const kvx_scale_granularity_t granularity :
-       {KVX_SCALE_PER_TENSOR, KVX_SCALE_PER_BLOCK, KVX_SCALE_PER_HEAD, KVX_SCALE_PER_BLOCK_HEAD}) {
-    SCOPED_TRACE(granularity);
-    const Case given = {.k = KVX_DTYPE_F8_E4M3, .v = KVX_DTYPE_F8_E5M2, .granularity = granularity};
+  for (const auto& [granularity, scale_dtype] : kScaleKinds) {
+    SCOPED_TRACE(fmt::format("granularity {}, dtype {}", static_cast<int>(granularity),
+                             static_cast<int>(scale_dtype)));
+    const Case given = {.k = KVX_DTYPE_F8_E4M3,
+                        .v = KVX_DTYPE_F8_E5M2,
+                        .granularity = granularity,
+                        .scale_dtype = scale_dtype};
     Cache host(given.shape, given.layout, given.k, given.v);
     Cache device(given.shape, given.layout, given.k, given.v);
     Io io(given.shape, std::ssize(given.slots), KVX_DTYPE_F32, KVX_DTYPE_F32);
-    std::vector<float> scales = some_scales(given.shape);
+    std::vector<uint8_t> scales = some_scales(given);
     kvx_write_desc_t write = api_test::write_desc(io, given.slots);
     write.k_scale_desc = write.v_scale_desc = scale_desc(given, scales.data());
     ASSERT_EQ(kvx_write_kv(&host.desc, &write, nullptr), KVX_STATUS_OK) << kvx_last_error();
@@ -173,15 +198,16 @@ TEST_F(GpuAbiWrite, AppendToAnF8CacheWritesTheBytesOfTheHostsV1Call) {
 TEST_F(GpuAbiWrite, AttendReadsAnF8CacheUnderScalesOfEveryGranularity) {
   constexpr uint32_t kDim = 128;
   constexpr int kLength = 60;
-  for (const kvx_scale_granularity_t granularity :
-       {KVX_SCALE_PER_TENSOR, KVX_SCALE_PER_BLOCK, KVX_SCALE_PER_HEAD, KVX_SCALE_PER_BLOCK_HEAD}) {
-    SCOPED_TRACE(granularity);
+  for (const auto& [granularity, scale_dtype] : kScaleKinds) {
+    SCOPED_TRACE(fmt::format("granularity {}, dtype {}", static_cast<int>(granularity),
+                             static_cast<int>(scale_dtype)));
     const Case given = {.shape = {.block_size = 16, .head_dim = kDim},
                         .k = KVX_DTYPE_F8_E4M3,
                         .v = KVX_DTYPE_F8_E4M3,
-                        .granularity = granularity};
+                        .granularity = granularity,
+                        .scale_dtype = scale_dtype};
     Cache cache(given.shape, given.layout, given.k, given.v);
-    std::vector<float> scales = some_scales(given.shape);
+    std::vector<uint8_t> scales = some_scales(given);
     kvx_scale_desc_t scale = scale_desc(given, scales.data());
     auto layer = api::sized<kvx_layer_t>();
     layer.cache = &cache.desc;

@@ -76,6 +76,82 @@ TEST_F(GpuAttend, TilesTakeEveryPairOfFormats) {
   }
 }
 
+// metal-marlin's rows under f32 scales, and under f16 ones that lie by tokens and heads, of which
+// two share a word.
+TEST_F(GpuAttend, TilesTakeScalesThatAreWords) {
+  const struct {
+    const char* scale;
+    RowOrder order;
+    int num_heads;
+    bool fits;
+  } kCases[] = {{"@f32", RowOrder::kHnd, 2, true},
+                {"@f32", RowOrder::kNhd, 3, true},
+                {"", RowOrder::kNhd, 2, true},
+                {"", RowOrder::kNhd, 4, true},
+                {"", RowOrder::kNhd, 3, false}};  // words of two rows
+  const struct {
+    int key_dim, value_dim, q_per_kv;
+  } kShapes[] = {{64, 64, 4}, {128, 128, 1}, {128, 128, 12}, {128, 96, 4}, {192, 192, 4}};
+  for (const char* format : {"fp4_row", "int4_row"}) {
+    for (const auto& [scale, order, num_heads, fits] : kCases) {
+      for (const auto& [key_dim, value_dim, q_per_kv] : kShapes) {
+        SceneOptions options;
+        const std::string name = std::string(format) + scale;
+        options.runs = {{num_heads, name, name}};
+        options.key_dim = key_dim;
+        options.value_dim = value_dim;
+        options.order = order;
+        options.scales_apart = true;
+        options.q_per_kv = q_per_kv;
+        options.block_size = q_per_kv == 1 ? 16 : 48;
+        options.window = q_per_kv == 12 ? 77 : 0;
+        options.q_type = DType::kF16;
+        options.seq_lens = {0, 1, 37, 300, 1000, 130, 16};
+        options.q_lens = {0, 1, 1, 1, 2, 7, 1};
+        SCOPED_TRACE(fmt::format("{} order {}, {} heads of {} and {}, {} queries", name,
+                                 static_cast<int>(order), num_heads, key_dim, value_dim, q_per_kv));
+        AttendScene scene(options);
+        EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
+        expect_near(scene, fits ? CudaAttendPath::kDecodeMma : CudaAttendPath::kReference,
+                    tile_tolerance(format, format, options.q_type));
+      }
+    }
+  }
+}
+
+// As in TGI's paged layout and in llama.cpp's transposed V.
+TEST_F(GpuAttend, RowsInFragmentsAreJoinedForTheFastKernels) {
+  const std::pair<int, int> kDims[] = {{64, 64}, {128, 128}, {192, 128}, {96, 96}};
+  for (const char* name : {"f16", "bf16"}) {
+    for (const auto& dims : kDims) {
+      for (const int block_size : {16, 48, 128}) {
+        SceneOptions options;
+        options.runs = {{2, name, name}};
+        options.key_dim = dims.first;
+        options.value_dim = dims.second;
+        options.order = RowOrder::kFragments;
+        options.q_per_kv = 4;
+        options.block_size = block_size;
+        options.window = block_size == 48 ? 77 : 0;
+        options.q_type = name[0] == 'f' ? DType::kF16 : DType::kBF16;
+        options.seq_lens = {0, 1, 37, 300, 1000, 130, 16};
+        options.q_lens = {0, 1, 1, 1, 2, 70, 1};
+        SCOPED_TRACE(
+            fmt::format("{} {}/{}, blocks of {}", name, dims.first, dims.second, block_size));
+        AttendScene scene(options);
+        DeviceScene device(memory(), context(), scene);
+        EXPECT_TRUE(device.has_decode_mma());
+        const double tolerance = tile_tolerance(name, name, options.q_type);
+        expect_near(scene, CudaAttendPath::kDecodeMma, tolerance);
+        const bool has_prefill = ops::attend_has_prefill(context(), device.args());
+        EXPECT_TRUE(has_prefill || dims.first == 96);
+        if (has_prefill) expect_near(scene, CudaAttendPath::kPrefill, 2 * tolerance);
+        expect_near(scene, CudaAttendPath::kReference, tolerance);
+      }
+    }
+  }
+}
+
 TEST_F(GpuAttend, TilesTakeEveryFeature) {
   for (const char* name : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4", "fp4_row", "int4_row"}) {
     for (int feature = 0; feature < 6; ++feature) {

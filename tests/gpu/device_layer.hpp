@@ -6,11 +6,18 @@
 
 namespace kvx::tests {
 
-// A PagedLayer's pages on the device, and its description there.
+// The memory of a PagedLayer, or of another layer of one run, on the device, and its description
+// there.
 class DeviceLayer {
  public:
-  DeviceLayer(cache::Memory& memory, api_test::PagedLayer& host)
-      : host_(host), mirror_(memory), counters_(memory), k_(host.k), v_(host.v), run_(host.run) {
+  template <class Layer>
+  DeviceLayer(cache::Memory& memory, Layer& host)
+      : host_(host.memory),
+        mirror_(memory),
+        counters_(memory),
+        k_(host.k),
+        v_(host.v),
+        run_(host.run) {
     mirror_.add(host.memory);
     for (kvx_side_t* side : {&k_, &v_}) {
       side->codes = mirror_.at(static_cast<uint8_t*>(side->codes));
@@ -27,13 +34,13 @@ class DeviceLayer {
 
   Mirror& mirror() { return mirror_; }
   void set_flags(uint32_t flags) { k_.flags = v_.flags = flags; }
-  void fetch() { mirror_.fetch(host_.memory); }
+  void fetch() { mirror_.fetch(host_); }
   uint64_t out_of_range() const { return counters_.read().out_of_range; }
 
   kvx_layer_t layer;
 
  private:
-  api_test::PagedLayer& host_;
+  std::vector<uint8_t>& host_;
   Mirror mirror_;
   DeferredErrors counters_;
   kvx_side_t k_;

@@ -29,8 +29,9 @@ struct RunOptions {
 
 // Where rows of a block lie: [token][head], [head][token], [token][head] with a row's K, V and
 // scales side by side, or as a pool's records: [head][K codes, K scales, V codes, V scales], each
-// with its channels behind it, where the format has them.
-enum class RowOrder { kNhd, kHnd, kFused, kRecord };
+// with its channels behind it, where the format has them. kFragments, without scales: [head][piece
+// of 16 bytes][token] of K, [head][number of 16 bits][token] of V.
+enum class RowOrder { kNhd, kHnd, kFused, kRecord, kFragments };
 
 struct SceneOptions {
   std::vector<RunOptions> runs = {RunOptions{}};
@@ -60,7 +61,8 @@ struct SceneOptions {
 };
 
 // "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@g128" for each 128
-// numbers, "fp8_e4m3@page" with scales that a block's tokens share.
+// numbers, "fp8_e4m3@page" with scales that a block's tokens share, "fp4_row@f32" with scales of 32
+// bits.
 inline format::FormatSpec spec_named(const std::string& name) {
   const size_t at = name.find('@');
   format::SpecOptions options;
@@ -69,6 +71,7 @@ inline format::FormatSpec spec_named(const std::string& name) {
     options.scale_source = format::ScaleSource::kComputed;
     options.group_size = 128;
   }
+  if (name.ends_with("@f32")) options.scale_type = format::ScaleType::kF32;
   if (name.ends_with("@page")) options.scale_source = format::ScaleSource::kPageShared;
   return format::make_spec(format::format_named(name.substr(0, at)).value(), options).value();
 }
@@ -124,6 +127,7 @@ class SceneCache {
                                                                 : row_bytes[i];
       ops::SideView& side = *sides[i];
       place_rows(side.codes, bytes.data() + offset, run.num_heads, stride);
+      if (options_.order == RowOrder::kFragments) lay_in_fragments(side.codes, i == 0 ? 16 : 2);
       if (side.spec.has_scale() && options_.scales_apart) {
         place_rows(side.scales, bytes.data() + offset + rows * stride, run.num_heads,
                    row_bytes[i] - codes_bytes[i]);
@@ -163,11 +167,17 @@ class SceneCache {
   // Codes or scales whose rows of all tokens and heads follow each other.
   template <class Address>
   void place_rows(Address& at, uint8_t* base, int num_heads, int64_t row_bytes) const {
-    const bool by_head = options_.order == RowOrder::kHnd;
+    const bool by_head = options_.order == RowOrder::kHnd || options_.order == RowOrder::kFragments;
     at.base = base;
     at.block_stride = options_.block_size * num_heads * row_bytes;
     at.token_stride = by_head ? row_bytes : num_heads * row_bytes;
     at.head_stride = by_head ? options_.block_size * row_bytes : row_bytes;
+  }
+
+  void lay_in_fragments(ops::CodeAddress& codes, int bytes) const {
+    codes.fragment_bytes = bytes;
+    codes.fragment_stride = int64_t{bytes} * options_.block_size;
+    codes.token_stride = bytes;
   }
 
   // V's part of a head begins where K's ends.
@@ -216,10 +226,8 @@ inline Row decoded_row(const ops::SideView& side, int head_in_run, int64_t block
   const int dim = side.head_dim;
   if (!side.spec.is_affine()) {
     std::vector<float> row(dim);
-    ops::cpu::kernel_table(device::CpuLevel::kScalar)
-        .of(side.spec)
-        .decode_rows(ops::decode_params(side, head_in_run, {block, token, 1},
-                                        format::DecodeFor::kGather, row.data()));
+    ops::decode_rows(ops::cpu::kernel_table(device::CpuLevel::kScalar), side, head_in_run,
+                     {block, token, 1}, format::DecodeFor::kGather, row.data());
     return Row(row.begin(), row.end());
   }
   const uint8_t* bytes = side.codes.at(block, token, head_in_run);

@@ -19,11 +19,10 @@ struct Scales {
   uint8_t* data = nullptr;
   int64_t blocks = 0, heads = 0, tokens = 0, groups = 0;
   int64_t block_stride = 0, head_stride = 0, token_stride = 0;
+  uint32_t memory = KVX_MEMORY_HOST;  // where a GPU has them: KVX_MEMORY_DEVICE or UNIFIED
 };
 
 namespace detail {
-
-constexpr int64_t kTokens = 4;  // whose scales lie together when they are swizzled
 
 inline Result<int64_t> checked_head_dim(const Tensor& tensor, const std::string& name,
                                         int64_t head_dim) {
@@ -54,45 +53,32 @@ inline Side side(void* codes, const std::array<int64_t, 3>& strides, const Scale
   return side;
 }
 
-// Rewrites the scales of every head of every block in the other order.
-template <bool kToLinear>
-Status turn(const Scales& scales) {
-  if (scales.data == nullptr || scales.tokens < 1 || scales.tokens % kTokens != 0) {
-    return engines::detail::bad("v_scales has " + std::to_string(scales.tokens) +
-                                " tokens a block; expected a multiple of 4, and an address");
-  }
-  std::vector<uint8_t> copy(static_cast<size_t>(scales.tokens * scales.groups));
-  for (int64_t block = 0; block < scales.blocks; ++block) {
-    for (int64_t head = 0; head < scales.heads; ++head) {
-      uint8_t* rows = scales.data + block * scales.block_stride + head * scales.head_stride;
-      const auto at = [&](int64_t i) -> uint8_t& {  // the i-th scale of the head, row by row
-        return rows[i / scales.groups * scales.token_stride + i % scales.groups];
-      };
-      for (size_t i = 0; i < copy.size(); ++i) copy[i] = at(static_cast<int64_t>(i));
-      for (int64_t token = 0; token < scales.tokens; ++token) {
-        for (int64_t group = 0; group < scales.groups; ++group) {
-          const int64_t linear = token * scales.groups + group;
-          const int64_t swizzled =
-              token / kTokens * kTokens * scales.groups + group * kTokens + token % kTokens;
-          at(kToLinear ? linear : swizzled) =
-              copy[static_cast<size_t>(kToLinear ? swizzled : linear)];
-        }
-      }
-    }
-  }
-  return std::monostate{};
+inline Status turn(const Scales& scales, uint32_t order, void* stream) {
+  auto args = sized<kvx_turn_scales_args_t>();
+  args.order = order;
+  args.scales = scales.data;
+  args.block_stride = scales.block_stride;
+  args.token_stride = scales.token_stride;
+  args.head_stride = scales.head_stride;
+  args.num_blocks = scales.blocks;
+  args.num_heads = static_cast<uint32_t>(scales.heads);
+  args.block_size = static_cast<uint32_t>(scales.tokens);
+  args.num_groups = static_cast<uint32_t>(scales.groups);
+  args.memory = scales.memory;
+  return to_status(kvx_turn_scales(&args, stream));
 }
 
 }  // namespace detail
 
-// Turns swizzled scales of V to linear ones, in place, in host memory.
-inline Status linear_scales(const Scales& v_scales) {
-  return detail::turn<true>(v_scales);
+// Turns swizzled scales of V to linear ones, in place. stream: a CUDA stream, for scales on a GPU,
+// behind whose earlier work and before whose later work they are turned.
+inline Status linear_scales(const Scales& v_scales, void* stream = nullptr) {
+  return detail::turn(v_scales, KVX_SCALE_ORDER_LINEAR, stream);
 }
 
 // The inverse of linear_scales.
-inline Status swizzled_scales(const Scales& v_scales) {
-  return detail::turn<false>(v_scales);
+inline Status swizzled_scales(const Scales& v_scales, void* stream = nullptr) {
+  return detail::turn(v_scales, KVX_SCALE_ORDER_SWIZZLED, stream);
 }
 
 }  // namespace kvx::api::engines::nvfp4

@@ -17,7 +17,7 @@ inline Result<Layer> ipex_layer(const engines::Tensor& k, const engines::Tensor&
 }
 
 // paged: K [blocks, heads, head_dim / x, tokens, x], V [blocks, heads, head_dim, tokens]. Rows lie
-// in fragments, which the host's verbs read.
+// in fragments.
 inline Result<Layer> paged_layer(const engines::Tensor& k, const engines::Tensor& v) {
   auto k_strides = engines::detail::byte_strides(k, 5, "k");
   if (!k_strides) return k_strides.failure();

@@ -73,6 +73,14 @@ class Pools {
                                 static_cast<int64_t>(block_ptrs.size()), ids.data());
     return value_or_failure(status, [&] { return ids; });
   }
+  // The same on a GPU: both tables and ids, [num_block_ptrs], lie in its memory, and an entry that
+  // begins no block becomes -1. counters: kvx_layer_t's, or null.
+  Status device_block_ids(const void* const* block_ptrs, const void* const* scale_block_ptrs,
+                          int64_t num_block_ptrs, int32_t* ids, uint64_t* counters = nullptr,
+                          void* stream = nullptr) const {
+    return to_status(kvx_turbomind_device_block_ids(&pools_, block_ptrs, scale_block_ptrs,
+                                                    num_block_ptrs, ids, counters, stream));
+  }
   Result<Layer> layer(uint32_t index) const {
     auto k = sized<kvx_side_t>();
     auto v = sized<kvx_side_t>();

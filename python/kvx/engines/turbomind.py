@@ -190,12 +190,16 @@ def _rows(
     )
 
 
-def block_ids(block_ptrs: Sequence[int], data: Any) -> Any:
+def block_ids(block_ptrs: Sequence[int] | Any, data: Any) -> Any:
     """int32 ids of blocks that TurboMind names by addresses in ``data`` [blocks, bytes].
 
-    Raises kvx.Error: an address that begins no block.
+    block_ptrs: addresses; of a GPU's int64 array the ids lie there too, and an address that begins
+                no block has -1, which verbs count as out of range
+    Raises kvx.Error: an address on the host that begins no block.
     """
     memory = memory_of(data, "data")
+    if hasattr(block_ptrs, "__dlpack_device__") and block_ptrs.__dlpack_device__()[0] != 1:
+        return _ids_there(block_ptrs, memory)
     offsets = np.asarray(block_ptrs, np.uint64).astype(np.int64) - memory.address
     ids, rest = np.divmod(offsets, memory.strides[0])
     bad = (rest != 0) | (ids < 0) | (ids >= memory.shape[0])
@@ -206,6 +210,14 @@ def block_ids(block_ptrs: Sequence[int], data: Any) -> Any:
             f"{memory.address:#x} with {memory.shape[0]} blocks of {memory.strides[0]} bytes"
         )
     return ids.astype(np.int32)
+
+
+def _ids_there(block_ptrs: Any, memory: Memory) -> Any:
+    stride = memory.strides[0]
+    ids = (block_ptrs - memory.address) // stride
+    is_block = (ids * stride + memory.address == block_ptrs) & (ids >= 0) & (ids < memory.shape[0])
+    ids = (ids + 1) * is_block - 1
+    return ids.int() if hasattr(ids, "int") else ids.astype(np.int32)
 
 
 __all__ = ["Pool", "block_ids", "layer", "process_kv"]

@@ -8,6 +8,7 @@
 #include "api/checks/check_index.hpp"
 #include "api/guard.hpp"
 #include "format/spec.hpp"
+#include "ops/cuda/convert/widen_scales.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -34,20 +35,23 @@ Result<format::FormatSpec> format_of_element(Element element) {
 
 // The verbs read F32: other scales become that, in `converted`. Scales that blocks or heads share
 // stay shared.
-void convert_scales(const ScaleView& scales, const CacheView& cache, std::vector<float>& converted,
-                    ops::SideView& view) {
-  const int64_t num_blocks = scales.block_stride == 0 ? 1 : cache.num_blocks;
-  const int64_t num_heads = scales.head_stride == 0 ? 1 : cache.num_heads;
-  converted.resize(static_cast<size_t>(num_blocks * num_heads));
-  for (int64_t block = 0; block < num_blocks; ++block) {
-    for (int64_t head = 0; head < num_heads; ++head) {
-      converted[static_cast<size_t>(block * num_heads + head)] = scales.at(block, head);
+void convert_scales(const ScaleView& scales, const ops::ScaleCounts& counts,
+                    std::vector<float>& converted) {
+  converted.clear();
+  for (int64_t block = 0; block < counts.blocks; ++block) {
+    for (int64_t head = 0; head < counts.heads; ++head) {
+      converted.push_back(scales.at(block, head));
     }
   }
+}
+
+// Where converted scales, [counts.blocks, counts.heads], lie.
+ops::ScaleAddress converted_address(const ScaleView& scales, const ops::ScaleCounts& counts,
+                                    float* converted) {
   constexpr int64_t kBytes = sizeof(float);
-  view.scales = {reinterpret_cast<uint8_t*>(converted.data()),
-                 scales.block_stride == 0 ? 0 : num_heads * kBytes, 0,
-                 scales.head_stride == 0 ? 0 : kBytes, 0};
+  return {reinterpret_cast<uint8_t*>(converted),
+          scales.block_stride == 0 ? 0 : counts.heads * kBytes, 0,
+          scales.head_stride == 0 ? 0 : kBytes, 0};
 }
 
 // The bytes from the first scale to the end of the last.
@@ -83,11 +87,14 @@ Status read_cache_scales(const kvx_scale_desc_t* desc, const CacheView& cache,
                    0};
     return {};
   }
-  if (result.is_on_device()) {
-    return unsupported("{}.dtype is {}; on a GPU the verbs read F32 {} scales", name,
-                       number_of(desc->dtype), static_cast<int>(KVX_DTYPE_F32));
+  const ops::ScaleCounts counts = ops::scale_counts(scales, cache.num_blocks, cache.num_heads);
+  if (result.is_on_device()) {  // the call converts them, where it has a stream
+    result.narrow_scales[side] = scales;
+    view.scales = converted_address(scales, counts, nullptr);
+    return {};
   }
-  convert_scales(scales, cache, result.cache_scales[side], view);
+  convert_scales(scales, counts, result.cache_scales[side]);
+  view.scales = converted_address(scales, counts, result.cache_scales[side].data());
   return {};
 }
 

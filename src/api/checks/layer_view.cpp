@@ -154,8 +154,8 @@ Status check_interleaved(const ops::SideView& side, const Counts& counts, const 
   return {};
 }
 
-// ggml's q4_0 blocks are int4 in another order, and the kernels of the CPU alone read fragments.
-Status check_q4_0_blocks(const ops::SideView& side, const Counts& counts, const std::string& name) {
+// ggml's q4_0 blocks are int4 in another order.
+Status check_q4_0_blocks(const ops::SideView& side, const std::string& name) {
   const format::FormatSpec& spec = side.spec;
   if (spec.facts->id != format::FormatId::kInt4 || spec.group_size != format::q4_0::kGroup ||
       spec.scale_type != format::ScaleType::kF16 ||
@@ -177,9 +177,6 @@ Status check_q4_0_blocks(const ops::SideView& side, const Counts& counts, const 
   }
   if (side.feedback != nullptr) {
     return unsupported("{} has q4_0 blocks and feedback; expected one of the two", name);
-  }
-  if (!counts.are_scales_readable) {
-    return unsupported("{} has q4_0 blocks on a GPU; expected host memory", name);
   }
   return {};
 }
@@ -242,7 +239,7 @@ Result<ops::SideView> read_side(const kvx_side_t& side, const Counts& counts,
   }
   view.tensor_scales = side.tensor_scales;
   view.feedback = side.feedback;
-  KVX_RETURN_IF_ERROR(has_q4_0_blocks ? check_q4_0_blocks(view, counts, name)
+  KVX_RETURN_IF_ERROR(has_q4_0_blocks ? check_q4_0_blocks(view, name)
                                       : check_interleaved(view, counts, name));
   KVX_RETURN_IF_ERROR(read_channels(side, counts, name, memory, view));
   if (view.feedback != nullptr && !view.spec.has_scale()) {
@@ -409,6 +406,7 @@ Status read_memory(const kvx_layer_t& layer, const std::string& name, LayerOfCal
     return invalid_argument("{}.reserved is {}; expected 0", name, layer.reserved);
   }
   result.kind = MemoryType::kHost;
+  result.narrow_scales = {};
   result.counters = reinterpret_cast<ops::DeviceCounters*>(layer.counters);
   if (layer.memory == 0) return {};
   DeferredErrors deferred_errors;
@@ -427,13 +425,6 @@ Status check_memory(const kvx_layer_t& layer, const std::string& name, LayerMemo
   }
   if (result.is_on_device() && allowed == LayerMemory::kHost) {
     return unsupported("{} lies in a GPU's memory; this call takes host memory", name);
-  }
-  const auto has_fragments = [](const ops::HeadRun& run) {
-    return run.k.codes.is_fragmented() || run.v.codes.is_fragmented();
-  };
-  if (result.is_on_device() && (std::ranges::any_of(result.runs, has_fragments) ||
-                                std::ranges::any_of(result.rest_runs, has_fragments))) {
-    return unsupported("{} has rows in fragments; a GPU's kernels read contiguous rows", name);
   }
   if (!result.is_on_device() && layer.counters != nullptr) {
     return invalid_argument("{}.counters is set; only a layer on a GPU has counters", name);

@@ -6,6 +6,7 @@
 
 #include "api/checks/check_tensor.hpp"
 #include "api/checks/memory_range.hpp"
+#include "api/checks/v1_views.hpp"
 #include "kvx/kvx_abi.h"
 #include "ops/cache_view.hpp"
 #include "ops/cuda/context.hpp"
@@ -25,11 +26,16 @@ struct LayerOfCaller {
   ops::LayerTransform transform;
   std::vector<MemoryRange> memory;                 // where codes and scales lie
   std::array<std::vector<float>, 2> cache_scales;  // K's and V's of a v1 cache, unless they are F32
+  // The same on a GPU, where widen_scales() makes them F32; without data: there are none.
+  std::array<ScaleView, 2> narrow_scales;
   MemoryType kind = MemoryType::kHost;
   ops::DeviceCounters* counters = nullptr;  // in the GPU's memory, or null
 
   bool is_on_device() const { return kind != MemoryType::kHost; }
 
+  bool has_narrow_scales() const {
+    return narrow_scales[0].data != nullptr || narrow_scales[1].data != nullptr;
+  }
   bool has_segments() const { return !rest_runs.empty(); }
   int k_head_dim() const { return view.key_dim(); }
   int v_head_dim() const { return runs.front().v.head_dim; }

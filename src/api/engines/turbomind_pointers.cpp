@@ -5,8 +5,10 @@
 #include "api/checks/out_structs.hpp"
 #include "api/engines/turbomind.hpp"
 #include "api/guard.hpp"
+#include "api/verbs/device_verb.hpp"
 #include "engines/turbomind/pointer_tables.hpp"
 #include "engines/turbomind/probe.hpp"
+#include "ops/cuda/convert/pointer_ids.hpp"
 
 namespace kvx::boundary {
 namespace {
@@ -79,6 +81,34 @@ Status block_ids(const kvx_turbomind_pools_t* caller, const void* const* block_p
   return {};
 }
 
+// The tables are not read here: their entries are checked where they lie.
+Status device_block_ids(const kvx_turbomind_pools_t* caller, const void* const* block_ptrs,
+                        const void* const* scale_block_ptrs, int64_t num_block_ptrs, int32_t* ids,
+                        uint64_t* counters, void* stream) {
+  KVX_ASSIGN_OR_RETURN(const kvx_turbomind_pools_t args, read_struct(caller, "pools"));
+  KVX_ASSIGN_OR_RETURN(const Tables tables, read_tables(args, block_ptrs, scale_block_ptrs,
+                                                        num_block_ptrs, "num_block_ptrs"));
+  if (ids == nullptr) return invalid_argument("ids is null");
+  KVX_ASSIGN_OR_RETURN(const turbomind::Pools pools, read_pools(args, tables.layout));
+  if (const auto checked = turbomind::layer_blocks(tables.layout, pools, 0); !checked.ok()) {
+    return checked.error();
+  }
+  VerbAddresses addresses;
+  addresses.add("block_ptrs", block_ptrs)
+      .add("scale_block_ptrs", scale_block_ptrs)
+      .add("ids", ids)
+      .add("counters", counters);
+  KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(addresses, counters, stream));
+  return ops::pointer_ids(verb.context,
+                          {.blocks = tables.blocks.data(),
+                           .scale_blocks = tables.scale_blocks.data(),
+                           .count = num_block_ptrs,
+                           .pool = {pools.data, pools.data_stride},
+                           .scale_pool = {pools.scales, pools.scale_stride},
+                           .num_blocks = pools.num_blocks},
+                          ids, verb.counters);
+}
+
 int as_int(uint32_t value) {
   return static_cast<int>(std::min<uint32_t>(value, INT32_MAX));
 }
@@ -145,6 +175,17 @@ extern "C" kvx_status_t kvx_turbomind_block_ids(const kvx_turbomind_pools_t* poo
                                                 int64_t num_block_ptrs, int32_t* ids) {
   return kvx::boundary::run_call([&] {
     return kvx::boundary::block_ids(pools, block_ptrs, scale_block_ptrs, num_block_ptrs, ids);
+  });
+}
+
+extern "C" kvx_status_t kvx_turbomind_device_block_ids(const kvx_turbomind_pools_t* pools,
+                                                       const void* const* block_ptrs,
+                                                       const void* const* scale_block_ptrs,
+                                                       int64_t num_block_ptrs, int32_t* ids,
+                                                       uint64_t* counters, void* stream) {
+  return kvx::boundary::run_call([&] {
+    return kvx::boundary::device_block_ids(pools, block_ptrs, scale_block_ptrs, num_block_ptrs, ids,
+                                           counters, stream);
   });
 }
 

@@ -98,7 +98,7 @@ void add_arrays(VerbAddresses& addresses, const kvx_append_args_t& args,
       .add("args.positions", args.positions);
 }
 
-Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& layer, void* stream,
+Status append_on_device(const kvx_append_args_t& args, LayerOfCaller& layer, void* stream,
                         RowProcessing* processing) {
   KVX_ASSIGN_OR_RETURN(const ops::AppendArgs checked, read_on_device(args, layer));
   if (args.num_tokens == 0) return {};
@@ -109,6 +109,7 @@ Status append_on_device(const kvx_append_args_t& args, const LayerOfCaller& laye
     processing->add_arrays(addresses);
   }
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
+  KVX_ASSIGN_OR_RETURN(const auto scales, widen_scales(verb.context, layer));
   if (processing != nullptr) KVX_RETURN_IF_ERROR(processing->launch(verb));
   return ops::append(verb.context, checked, verb.counters);
 }

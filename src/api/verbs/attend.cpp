@@ -199,12 +199,17 @@ Status launch(const kvx_attend_args_t& args, DeviceAttend& call, const DeviceVer
                      verb.counters);
 }
 
-Status attend_on_device(const kvx_attend_args_t& args, const CallLayers& layers, void* stream) {
+Status attend_on_device(const kvx_attend_args_t& args, CallLayers& layers, void* stream) {
   KVX_ASSIGN_OR_RETURN(DeviceAttend call, read_on_device(args, layers));
   if (call.checked.num_sequences == 0) return {};
   KVX_RETURN_IF_ERROR(check_out_apart(layers, call.checked, call.limits.total_q));
   KVX_RETURN_IF_ERROR(ops::check_attend(call.checked, call.limits));
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin(args, layers, call, stream));
+  KVX_ASSIGN_OR_RETURN(const auto scales, widen_scales(verb.context, layers.packed));
+  WidenedScales full_precision_scales;
+  if (layers.has_full_precision) {
+    KVX_ASSIGN_OR_RETURN(full_precision_scales, widen_scales(verb.context, layers.full_precision));
+  }
   return launch(args, call, verb);
 }
 

@@ -11,8 +11,8 @@
 namespace kvx::boundary {
 namespace {
 
-Status copy_on_device(const kvx_copy_args_t& args, const LayerOfCaller& from,
-                      const LayerOfCaller& to, void* stream) {
+Status copy_on_device(const kvx_copy_args_t& args, LayerOfCaller& from, LayerOfCaller& to,
+                      void* stream) {
   if (from.is_on_device() != to.is_on_device()) {
     return unsupported("from and to lie one on the host and one on a GPU; expected both in one");
   }
@@ -25,6 +25,8 @@ Status copy_on_device(const kvx_copy_args_t& args, const LayerOfCaller& from,
       .add("args.to_blocks", args.to_blocks)
       .add("args.num_tokens", args.num_tokens);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(to, addresses, stream));
+  KVX_ASSIGN_OR_RETURN(const auto from_scales, widen_scales(verb.context, from));
+  KVX_ASSIGN_OR_RETURN(const auto to_scales, widen_scales(verb.context, to));
   return ops::copy_blocks(verb.context, from.view, to.view,
                           {.count = args.num_copies,
                            .from_blocks = args.from_blocks,

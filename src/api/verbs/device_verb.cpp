@@ -136,4 +136,20 @@ Status pack_if_needed(const ops::CudaContext& context, DeviceTable& table) {
   return {};
 }
 
+Result<WidenedScales> widen_scales(const ops::CudaContext& context, LayerOfCaller& layer) {
+  WidenedScales widened;
+  for (size_t i = 0; i < widened.size(); ++i) {
+    const ScaleView& scales = layer.narrow_scales[i];
+    if (scales.data == nullptr) continue;
+    ops::HeadRun& run = layer.runs.front();  // a v1 cache has one
+    const auto counts = ops::scale_counts(scales, layer.view.num_blocks, run.num_heads);
+    KVX_ASSIGN_OR_RETURN(widened[i], device::StreamMemory::create(
+                                         counts.total() * int64_t{sizeof(float)}, context.stream));
+    auto* const wide = reinterpret_cast<float*>(widened[i].data());
+    KVX_RETURN_IF_ERROR(ops::widen_scales(context, scales, counts, wide));
+    (i == 0 ? run.k : run.v).scales.base = widened[i].data();
+  }
+  return widened;
+}
+
 }  // namespace kvx::boundary

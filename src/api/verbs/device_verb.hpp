@@ -1,6 +1,7 @@
 // The device of a verb's call on a GPU, and its block table there.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "api/checks/device_memory.hpp"
@@ -8,8 +9,9 @@
 #include "device/cuda_async.hpp"
 #include "ops/attend/args.hpp"
 #include "ops/cuda/context.hpp"
+#include "ops/cuda/convert/pack_table.hpp"
+#include "ops/cuda/convert/widen_scales.hpp"
 #include "ops/cuda/ignored_counters.hpp"
-#include "ops/cuda/pack_table.hpp"
 
 namespace kvx::boundary {
 
@@ -84,5 +86,11 @@ Result<DeviceTable> read_device_table(const kvx_block_table_t* table,
 void add_table(VerbAddresses& addresses, const DeviceTable& table);
 // Launches the packing, behind which the verb is launched. OUT_OF_RANGE: the device has no room.
 Status pack_if_needed(const ops::CudaContext& context, DeviceTable& table);
+
+// F32 scales of a v1 cache for the time of a call.
+using WidenedScales = std::array<device::StreamMemory, 2>;  // K's and V's
+// Launches the conversion of a layer's 16-bit scales, behind which the verb is launched, and points
+// the layer's runs at the result. OUT_OF_RANGE: the device has no room.
+Result<WidenedScales> widen_scales(const ops::CudaContext& context, LayerOfCaller& layer);
 
 }  // namespace kvx::boundary

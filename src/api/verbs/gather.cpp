@@ -97,7 +97,7 @@ Result<ops::CudaGatherRanges> device_ranges(const kvx_gather_args_t& args,
   return ranges;
 }
 
-Status gather_on_device(const kvx_gather_args_t& args, const LayerOfCaller& layer, void* stream) {
+Status gather_on_device(const kvx_gather_args_t& args, LayerOfCaller& layer, void* stream) {
   KVX_ASSIGN_OR_RETURN(DeviceTable table,
                        read_device_table(args.block_table, args.seq_lens, layer.view.block_size));
   KVX_ASSIGN_OR_RETURN(ops::CudaGatherRanges ranges, device_ranges(args, table));
@@ -117,6 +117,7 @@ Status gather_on_device(const kvx_gather_args_t& args, const LayerOfCaller& laye
       .add("args.first_rows", args.first_rows);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(layer, addresses, stream));
   KVX_RETURN_IF_ERROR(pack_if_needed(verb.context, table));
+  KVX_ASSIGN_OR_RETURN(const auto scales, widen_scales(verb.context, layer));
   checked.block_table = table.table;
   ranges.seq_lens = table.seq_lens;
   return ops::gather(verb.context, checked, ranges, table.max_blocks * layer.view.block_size,

@@ -28,6 +28,12 @@ Status prepare_layer(const kvx_layer_t* layer, const kvx_layer_t* full_precision
         "layer lies on the host, where nothing is prepared; expected one on a GPU, or kvx_append "
         "and kvx_attend");
   }
+  if (layers.packed.has_narrow_scales() ||
+      (layers.has_full_precision && layers.full_precision.has_narrow_scales())) {
+    return unsupported(
+        "a layer has F16 or BF16 scales, which each call converts; expected F32 scales, or "
+        "kvx_append and kvx_attend");
+  }
   VerbAddresses addresses(layers.packed);
   if (layers.has_full_precision) addresses.add(layers.full_precision, "full_precision");
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb,

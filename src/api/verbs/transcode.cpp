@@ -125,7 +125,7 @@ Result<int64_t> transcode_tokens(const ops::CpuContext& context, Transcode& work
 }
 
 // Slots stay where they are and as full-precision as the kernels read them.
-Status transcode_on_device(const kvx_transcode_args_t& args, const Transcode& work, void* stream) {
+Status transcode_on_device(const kvx_transcode_args_t& args, Transcode& work, void* stream) {
   if (work.from.is_on_device() != work.to.is_on_device()) {
     return unsupported("from and to lie one on the host and one on a GPU; expected both in one");
   }
@@ -154,6 +154,8 @@ Status transcode_on_device(const kvx_transcode_args_t& args, const Transcode& wo
       .add("args.from_slots", checked.from_slots)
       .add("args.to_slots", checked.to_slots);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(work.to, addresses, stream));
+  KVX_ASSIGN_OR_RETURN(const auto from_scales, widen_scales(verb.context, work.from));
+  KVX_ASSIGN_OR_RETURN(const auto to_scales, widen_scales(verb.context, work.to));
   return ops::transcode(verb.context, checked, verb.counters);
 }
 

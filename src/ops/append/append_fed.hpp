@@ -7,14 +7,14 @@
 
 namespace kvx::ops::cuda {
 
-// Whether the kernel takes a side: whole chunks, and no scale of another row.
+// Whether the kernel takes a side: whole chunks without gaps, and no scale of another row.
 inline bool fits_fed(const AppendSide& part) {
   const SideView& side = part.side.view;
   return part.is_stored() && side.feedback != nullptr && side.head_dim % kChunk == 0 &&
          (part.side.group_length % kChunk == 0 || part.side.num_groups == 1) &&
          side.spec.facts->kernels == format::Kernels::kAll &&
          side.spec.scale_source != format::ScaleSource::kPageShared &&
-         lies_on(16, side.feedback, {});
+         !side.codes.is_fragmented() && lies_on(16, side.feedback, {});
 }
 
 // K, and V too where there are few rows; then it takes V off params. Requires: fits_fed(K).

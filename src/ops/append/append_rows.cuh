@@ -21,7 +21,9 @@ __device__ inline void append_row(const AppendParams& params, const AppendSide& 
   RowTarget to = target.row(side, head);
   to.feedback = side.view.feedback_of(head);
   if (part.keeps_bits) {
-    for (int i = lane; i < side.code_bytes; i += kWarp) to.codes[i] = input[i];
+    for (int i = lane; i < side.code_bytes; i += kWarp) {
+      to.codes[byte_of_row(side.view.codes, i)] = input[i];
+    }
     return;
   }
   __syncwarp();

@@ -4,8 +4,10 @@
 
 #include "format/affine.hpp"
 #include "format/packing.hpp"
+#include "format/q4_0.hpp"
 #include "format/traits.hpp"
 #include "ops/append/encode_feedback.cuh"
+#include "ops/cuda/fragments.cuh"
 #include "ops/cuda/lost_numbers.cuh"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
@@ -169,7 +171,10 @@ __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
       auto& word = *reinterpret_cast<uint32_t*>(bytes);
       if (side.is_interleaved) word = format::interleaved_from_nibbles(word);
     }
-    if (is_aligned) {
+    if (is_fragmented(side)) {
+      store_fragments(side.codes.fragment_bytes, side.codes.fragment_stride, row, kBytes * w,
+                      kBytes, bytes);
+    } else if (is_aligned) {
       *reinterpret_cast<uint32_t*>(row + 4 * w) = *reinterpret_cast<const uint32_t*>(bytes);
     } else {
       for (int b = 0; b < kBytes; ++b) row[kBytes * w + b] = bytes[b];
@@ -183,7 +188,9 @@ __device__ inline void pack_row(const SideView& side, uint8_t* row, int lane,
   uint8_t bytes[kBytes];
   format::pack<Format::kFacts.packing>(codes, 0, rest, bytes);
   const int num_bytes = rest * Format::Codec::kBits / 8;
-  for (int b = 0; b < num_bytes; ++b) row[kBytes * num_words + b] = bytes[b];
+  for (int b = 0; b < num_bytes; ++b) {
+    row[byte_of_row(side.codes, kBytes * num_words + b)] = bytes[b];
+  }
 }
 
 // The codes that feed_back_row left in x.
@@ -281,8 +288,23 @@ __device__ inline LostNumbers encode_row_of(const CudaSide& side, const RowTarge
   return lost;
 }
 
+// A lane a block.
+__device__ inline LostNumbers encode_q4_0_row(const CudaSide& side, const RowTarget& to,
+                                              const float* x, int lane) {
+  LostNumbers lost;
+  __syncwarp();
+  for (int block = lane; block < side.num_groups; block += kWarp) {
+    lost.add_saturated(format::q4_0::encode(x + block * format::q4_0::kGroup,
+                                            to.codes + block * side.view.codes.fragment_stride,
+                                            to.scales + block * side.view.scales.group_stride));
+  }
+  __syncwarp();
+  return lost;
+}
+
 __device__ inline LostNumbers encode_row(const CudaSide& side, const RowTarget& to, float* x,
                                          int lane) {
+  if (holds_q4_0_blocks(side.view)) return encode_q4_0_row(side, to, x, lane);
   LostNumbers lost;
   visit_format(side.id, [&]<class Format>() { lost = encode_row_of<Format>(side, to, x, lane); });
   return lost;

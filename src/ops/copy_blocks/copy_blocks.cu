@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(RowsLaunch::kThreads)
 CopySide copy_side(const SideView& from, const SideView& to) {
   format::FormatSpec read_as = from.spec;
   read_as.scale_choice = to.spec.scale_choice;
-  CopySide side = {cuda_side(from), cuda_side(to), {}, {}, read_as == to.spec, !to.is_stored()};
+  const bool is_alike = read_as == to.spec && has_q4_0_blocks(from) == has_q4_0_blocks(to);
+  CopySide side = {cuda_side(from), cuda_side(to), {}, {}, is_alike, !to.is_stored()};
   if (to.is_stored()) {
     side.from_chunks = chunk_rows(from);
     side.to_chunks = chunk_rows(to);

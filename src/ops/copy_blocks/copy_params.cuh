@@ -5,6 +5,7 @@
 #include "ops/cuda/chunk.cuh"
 #include "ops/cuda/device_counters.hpp"
 #include "ops/cuda/fast_divide.hpp"
+#include "ops/cuda/fragments.cuh"
 
 namespace kvx::ops::cuda {
 
@@ -92,7 +93,10 @@ __device__ inline void copy_as_stored(const CopySide& side, const CopyRow& row, 
       memcpy(row.to_codes + i, &word, 4);
     }
   } else {
-    for (int i = lane; i < side.from.code_bytes; i += kWarp) row.to_codes[i] = row.from_codes[i];
+    for (int i = lane; i < side.from.code_bytes; i += kWarp) {
+      row.to_codes[byte_of_row(side.to.view.codes, i)] =
+          row.from_codes[byte_of_row(side.from.view.codes, i)];
+    }
   }
   if (side.from.view.spec.scale_source == format::ScaleSource::kGiven) return;
   const int bytes = side.from.scale_bytes;

@@ -146,7 +146,8 @@ inline bool find_regions(const CopySide& side, int num_heads, CopyRegion (&regio
   if (side.is_skipped) return true;
   const SideView& from = side.from.view;
   const SideView& to = side.to.view;
-  const bool is_moved_whole = side.is_alike && !side.changes_order();
+  const bool has_fragments = from.codes.is_fragmented() || to.codes.is_fragmented();
+  const bool is_moved_whole = side.is_alike && !side.changes_order() && !has_fragments;
   if (!is_moved_whole || from.tensor_scales != to.tensor_scales) return false;
   if (!find_region(from.codes, to.codes, side.from.code_bytes, num_heads, regions[0], num_runs)) {
     return false;

@@ -22,7 +22,7 @@ inline bool lies_on(int64_t bytes, const void* base, std::initializer_list<int64
 }
 
 // Whether rows of this side can go by chunks: a format that has such kernels, whole chunks, groups
-// that are whole lanes, codes and scales where vectors can reach them.
+// that are whole lanes, rows without gaps, codes and scales where vectors can reach them.
 inline bool fits_chunks(const SideView& side) {
   const int dim = side.head_dim;
   const int group = format::group_length(side.spec, dim);
@@ -33,7 +33,7 @@ inline bool fits_chunks(const SideView& side) {
   const CodeAddress& c = side.codes;
   const ScaleAddress& s = side.scales;
   return side.spec.facts->kernels == format::Kernels::kAll && dim % kChunk == 0 &&
-         dim <= kChunk * kWarp && groups_fit &&
+         dim <= kChunk * kWarp && groups_fit && !c.is_fragmented() &&
          lies_on(code_bytes, c.base, {c.block_stride, c.token_stride, c.head_stride}) &&
          lies_on(scale_bytes, s.base,
                  {s.block_stride, s.token_stride, s.head_stride, s.group_stride});

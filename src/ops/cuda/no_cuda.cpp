@@ -3,11 +3,14 @@
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
+#include "ops/cuda/convert/pack_table.hpp"
+#include "ops/cuda/convert/pointer_ids.hpp"
+#include "ops/cuda/convert/widen_scales.hpp"
 #include "ops/cuda/ignored_counters.hpp"
-#include "ops/cuda/pack_table.hpp"
 #include "ops/gather/gather_cuda.hpp"
 #include "ops/process_rows/process_rows.hpp"
 #include "ops/transcode/transcode_cuda.hpp"
+#include "ops/turn_scales/turn_scales.hpp"
 #include "ops/window/plan_window.hpp"
 
 namespace kvx::ops {
@@ -20,6 +23,15 @@ Error no_cuda() {
 }  // namespace
 
 Status pack_table(const CudaContext&, const PackTable&, int32_t*, int32_t*) {
+  return no_cuda();
+}
+Status widen_scales(const CudaContext&, const copy_rows::ScaleView&, const ScaleCounts&, float*) {
+  return no_cuda();
+}
+Status pointer_ids(const CudaContext&, const PointerTable&, int32_t*, DeviceCounters*) {
+  return no_cuda();
+}
+Status turn_scales(const CudaContext&, const ScaleRows&, bool) {
   return no_cuda();
 }
 Status append(const CudaContext&, const AppendArgs&, DeviceCounters*) {

@@ -4,7 +4,9 @@
 
 #include "format/affine.hpp"
 #include "format/packing.hpp"
+#include "format/q4_0.hpp"
 #include "format/traits.hpp"
+#include "ops/cuda/fragments.cuh"
 #include "ops/cuda/side.cuh"
 #include "ops/cuda/visit_format.cuh"
 #include "ops/gather/decode_dual.cuh"
@@ -64,10 +66,24 @@ struct RowDecoder {
 // Codes are unpacked eight at a time, which cuts no group (sizes are multiples of 8, or the row).
 inline constexpr int kCodesAtOnce = 8;
 
+// Codes [first, first + n) of a row in fragments.
+template <class Format>
+__device__ inline void unpack_fragments(const SideView& side, const uint8_t* row, int first, int n,
+                                        typename Format::Codec::Code (&codes)[kCodesAtOnce]) {
+  constexpr int kBits = Format::Codec::kBits;
+  alignas(4) uint8_t bytes[kCodesAtOnce * kBits / 8];
+  load_fragments(side.codes.fragment_bytes, side.codes.fragment_stride, row, first * kBits / 8,
+                 n * kBits / 8, bytes);
+  format::unpack<Format::kFacts.packing>(bytes, 0, n, codes);
+}
+
 // Codes [first, first + kCodesAtOnce) of a row.
 template <class Format>
 __device__ inline void unpack_codes(const SideView& side, const uint8_t* row, int first,
                                     typename Format::Codec::Code (&codes)[kCodesAtOnce]) {
+  if (is_fragmented(side)) {
+    return unpack_fragments<Format>(side, row, first, kCodesAtOnce, codes);
+  }
   if constexpr (kMayHaveInterleaved<Format>) {
     if (side.is_interleaved) {
       uint32_t word;
@@ -97,16 +113,31 @@ __device__ inline void decode_row_of(const CudaSide& side, const RowSource& from
 #pragma unroll
       for (int i = 0; i < kCodesAtOnce; ++i) x[first + i] = numbers[i];
     } else {
-      format::unpack<Format::kFacts.packing>(from.codes, first, n, codes);
+      if (is_fragmented(side.view)) {
+        unpack_fragments<Format>(side.view, from.codes, first, n, codes);
+      } else {
+        format::unpack<Format::kFacts.packing>(from.codes, first, n, codes);
+      }
       decoder.decode(codes, group, n, numbers);
       for (int i = 0; i < n; ++i) x[first + i] = numbers[i];
     }
   }
 }
 
+// A lane a block.
+__device__ inline void decode_q4_0_row(const CudaSide& side, const RowSource& from, float* x,
+                                       int lane) {
+  for (int block = lane; block < side.num_groups; block += kWarp) {
+    format::q4_0::decode(from.codes + block * side.view.codes.fragment_stride,
+                         from.scales + block * side.view.scales.group_stride,
+                         x + block * format::q4_0::kGroup);
+  }
+}
+
 // x: [head_dim] in shared memory. The warp's other lanes see it after a __syncwarp.
 __device__ inline void decode_row(const CudaSide& side, const RowSource& from,
                                   format::DecodeFor purpose, float* x, int lane) {
+  if (holds_q4_0_blocks(side.view)) return decode_q4_0_row(side, from, x, lane);
   visit_any_format(side.id, [&]<class Format>() {
     if constexpr (format::is_dual<Format>()) {
       decode_dual_row<Format>(side.view.head_dim, from.codes, *from.scales, from.channels, x, lane);

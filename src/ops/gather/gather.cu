@@ -23,7 +23,9 @@ __device__ void gather_row(const GatherParams& params, const GatherSide& part,
   uint8_t* output = part.output_row(range.first_row + token, params.first_head + head);
   const RowSource from = source.row(side, head);
   if (part.keeps_bits) {
-    for (int i = lane; i < side.code_bytes; i += kWarp) output[i] = from.codes[i];
+    for (int i = lane; i < side.code_bytes; i += kWarp) {
+      output[i] = from.codes[byte_of_row(side.view.codes, i)];
+    }
     return;
   }
   __syncwarp();

@@ -312,7 +312,32 @@ TEST(ScaledEngineAdapters, NameTheEnginesFieldInErrors) {
   auto scales = *api::vllm::nvfp4_v_scales(pages.cache());
   scales.tokens = 6;
   EXPECT_THAT(api::engines::nvfp4::linear_scales(scales).failure().text,
-              HasSubstr("v_scales has 6 tokens"));
+              HasSubstr("args.block_size is 6; expected a multiple of 4"));
+}
+
+TEST(TurnScales, NamesTheFieldThatIsWrong) {
+  std::vector<uint8_t> memory(8 * 8);
+  auto args = sized<kvx_turn_scales_args_t>();
+  args.order = KVX_SCALE_ORDER_LINEAR;
+  args.scales = memory.data();
+  args.num_blocks = args.num_heads = 1;
+  args.block_size = 8;
+  args.num_groups = 8;
+  args.token_stride = 8;
+  ASSERT_EQ(kvx_turn_scales(&args, nullptr), KVX_STATUS_OK) << kvx_last_error();
+  const auto refused = [&](auto kvx_turn_scales_args_t::*field, auto value, const char* text) {
+    kvx_turn_scales_args_t wrong = args;
+    wrong.*field = value;
+    EXPECT_EQ(kvx_turn_scales(&wrong, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+    EXPECT_THAT(kvx_last_error(), HasSubstr(text));
+  };
+  refused(&kvx_turn_scales_args_t::order, 3u, "args.order is 3");
+  refused(&kvx_turn_scales_args_t::scales, nullptr, "args.scales is null");
+  refused(&kvx_turn_scales_args_t::num_heads, 0u, "num_heads 0");
+  refused(&kvx_turn_scales_args_t::num_blocks, -1, "args.num_blocks is -1");
+  refused(&kvx_turn_scales_args_t::num_groups, 65u, "args.num_groups is 65; expected 1 to 64");
+  refused(&kvx_turn_scales_args_t::token_stride, 7, "args.token_stride is 7");
+  refused(&kvx_turn_scales_args_t::memory, 9u, "args.memory is 9");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ enum class PairOrder : uint8_t {
 enum class ScalePath : uint8_t {
   kNone,      // the codes are the numbers
   kRow,       // one binary32 scale a row multiplies scores and weights; one a head, their sums
-  kRowF16,    // one f16 scale a row, likewise, in decode_mma alone
+  kRowF16,    // one f16 scale a row, or one in a word (RowWord), likewise, in decode_mma alone
   kGroups64,  // f16 scales of groups of 64 multiply scores and weights, or f16 operands
   kAffine,    // a scale and a zero of the row, likewise
   kOperand,   // scales of groups of 16 or 32 multiply f16 operands, exactly

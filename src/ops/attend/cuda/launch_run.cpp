@@ -221,21 +221,21 @@ cudaError_t launch_prefill(const AttendCall& call, const HeadRun& run, const Run
                                static_cast<cudaStream_t>(call.context.stream));
 }
 
-// Prefill over the rows that blocks become.
-cudaError_t launch_expanded_prefill(const AttendCall& call, const HeadRun& run,
-                                    const RunPlan& plan) {
+// The kernel over the rows that blocks become.
+cudaError_t launch_expanded(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
   HeadRun rows;
   const AttendArgs expanded = expanded_args(call.args, run, max_tokens_of(call.args, call.limits),
                                             call.workspace + plan.workspace.expanded_at, rows);
   const cudaError_t launched =
       launch_expand_rows(call.args, run, expanded, static_cast<cudaStream_t>(call.context.stream));
   if (launched != cudaSuccess) return launched;
-  return launch_prefill({call.context, expanded, call.limits, call.workspace, call.counters}, rows,
-                        plan);
+  const AttendCall of_rows = {call.context, expanded, call.limits, call.workspace, call.counters};
+  return plan.kind == KernelKind::kPrefill ? launch_prefill(of_rows, rows, plan)
+                                           : launch_decode_mma(of_rows, rows, plan);
 }
 
 cudaError_t launch_kernel(const AttendCall& call, const HeadRun& run, const RunPlan& plan) {
-  if (plan.expands) return launch_expanded_prefill(call, run, plan);
+  if (plan.expands) return launch_expanded(call, run, plan);
   switch (plan.kind) {
     case KernelKind::kReference:
       return launch_reference(call, run, plan);

@@ -16,16 +16,14 @@
 namespace kvx::ops::cuda {
 namespace {
 
-// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4, for
-// one scale a row in fp8, and for one in f16 in fp4_row and int4_row.
+// Instances of the tensor core kernels exist for f16 scales of groups of 64 in int8 and int4, and
+// for one scale a row in fp8, fp4_row and int4_row.
 bool has_instance_scales(const format::FormatSpec& spec) {
   switch (tensor_core_format(spec.facts->id).scale_path) {
     case ScalePath::kGroups64:
       return spec.scale_type == format::ScaleType::kF16 && spec.group_size == 64;
     case ScalePath::kRow:
       return spec.group_size == format::kWholeRow;
-    case ScalePath::kRowF16:
-      return spec.scale_type == format::ScaleType::kF16;
     default:
       return true;
   }
@@ -98,15 +96,21 @@ PrefillEngine engine_of(const CudaContext& context, CudaAttendPath path) {
 PrefillKernel prefill_instance(const CudaContext& context, const AttendArgs& args,
                                const HeadRun& run, PrefillEngine engine);
 
+// expanded_args() of a call that has no workspace yet: with an address that is aligned alike.
+AttendArgs args_to_plan(const AttendArgs& args, const HeadRun& run, HeadRun& expanded) {
+  auto* workspace = reinterpret_cast<uint8_t*>(kCudaWorkspaceAlignment);
+  return expanded_args(args, run, args.packed.block_size, workspace, expanded);
+}
+
 // The same for what becomes rows of bf16 or fp8 on 16 bytes.
 PrefillKernel expanded_instance(const CudaContext& context, const AttendArgs& args,
                                 const HeadRun& run, PrefillEngine engine) {
   if (run.k.is_interleaved || run.v.is_interleaved) return {};
+  const bool has_fragments = run.k.codes.is_fragmented() || run.v.codes.is_fragmented();
+  if (has_fragments && !joins_fragments(run)) return {};
   if (args.num_sink_blocks != nullptr && !accepts_full_precision_window(args, run)) return {};
-  // No workspace yet: any address that is aligned alike.
-  auto* workspace = reinterpret_cast<uint8_t*>(kCudaWorkspaceAlignment);
   HeadRun expanded;
-  const AttendArgs of_rows = expanded_args(args, run, args.packed.block_size, workspace, expanded);
+  const AttendArgs of_rows = args_to_plan(args, run, expanded);
   return prefill_instance(context, of_rows, expanded, engine);
 }
 
@@ -140,18 +144,25 @@ PrefillKernel prefill_instance(const CudaContext& context, const AttendArgs& arg
 // The decode_mma instance that accepts a run; without a function where there is none.
 DecodeMmaKernel decode_mma_instance(const CudaContext& context, const AttendArgs& args,
                                     const HeadRun& run, int64_t num_rows) {
+  if (joins_fragments(run)) {
+    HeadRun joined;
+    const AttendArgs of_rows = args_to_plan(args, run, joined);
+    return decode_mma_instance(context, of_rows, joined, num_rows);
+  }
   const bool is_interleaved = run.k.is_interleaved;
   if (run.v.is_interleaved != is_interleaved || (is_interleaved && !has_hopper_code(context)))
     return {};
   const bool is_dual = run.k.spec.is_dual() || run.v.spec.is_dual();
   if (!(is_dual ? accepts_dual_blocks(context, args, run) : accepts_packed_rows(args, run)))
     return {};
+  if (has_word_scale(run.k) != has_word_scale(run.v)) return {};
   const DecodeMmaKernel kernel = find_decode_mma_kernel(
       run.k.spec.facts->id, run.v.spec.facts->id,
       {.key_dim = run.k.head_dim,
        .value_dim = run.v.head_dim,
        .has_dense_rows = has_bulk_copies(context) && has_dense_rows(args, run),
        .has_shared_scales = has_shared_scale(run.k) && has_shared_scale(run.v),
+       .has_word_scales = has_word_scale(run.k),
        .has_many_rows = num_rows > kNTileRows,
        .has_full_precision_window = args.num_sink_blocks != nullptr,
        .is_interleaved = is_interleaved});
@@ -233,6 +244,7 @@ bool choose_decode_mma(const CudaContext& context, const AttendArgs& args, int64
     DecodeMmaKernel& kernel = plan.runs[i].work_tiles.decode_mma;
     kernel = decode_mma_instance(context, args, args.packed.runs[i], num_rows);
     if (!kernel.function) return false;
+    plan.runs[i].expands = joins_fragments(args.packed.runs[i]);
   }
   return true;
 }
@@ -266,15 +278,17 @@ bool has_bits(const HeadRun& run, int bits) {
 }
 
 // Rows of bf16 that are written and read again are as many bytes as so many passes over blocks of
-// 3 bits.
-constexpr int kPassesOfExpanding = 12;
+// 3 bits; rows of fp8, over rows of 4 bits with the prefill tile's own two.
+int passes_of_expanding(const HeadRun& run) {
+  return expands_to_fp8(run) ? 6 : 12;
+}
 constexpr int64_t kRowsOfPass = 2 * kNTileRows;
 
 // Passes of decode_mma over the cache, of up to 16 query rows each, that cost as much as one
 // prefill tile of 128 rows (measured on an H200).
 int passes_of_prefill_tile(const CudaContext& context, const HeadRun& run,
                            const PrefillKernel& kernel) {
-  if (expands_for_prefill(run)) return kPassesOfExpanding;
+  if (expands_for_prefill(run) && !joins_fragments(run)) return passes_of_expanding(run);
   if (!has_hopper_code(context)) return 2;
   if (has_bits(run, 16)) return 1;
   // The scales of 4-bit integers multiply every score.
@@ -289,8 +303,6 @@ bool prefers_prefill(const CudaContext& context, const AttendArgs& args, int64_t
   if (num_rows <= kRowsOfPass) return false;
   if (!choose_prefill(context, args, engine_of(context, CudaAttendPath::kPrefill), plan))
     return false;
-  // Rows that become fp8 have run on no GPU yet: only a call that names the path takes them.
-  if (std::ranges::any_of(args.packed.runs, expands_to_fp8)) return false;
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const int passes =
         passes_of_prefill_tile(context, args.packed.runs[i], plan.runs[i].work_tiles.prefill);
@@ -460,8 +472,8 @@ int64_t most_expanded_bytes(const AttendArgs& args, const CudaAttendBounds& boun
                             const HeadRun& run) {
   const int64_t num_rows =
       int64_t{bounds.max_q_len} * (args.num_q_heads / args.packed.num_kv_heads);
-  const bool may_expand = expands_for_prefill(run) && !expands_to_fp8(run);
-  if (!may_expand || num_rows <= kRowsOfPass * kPassesOfExpanding) return 0;
+  if (!expands_for_prefill(run)) return 0;
+  if (!joins_fragments(run) && num_rows <= kRowsOfPass * passes_of_expanding(run)) return 0;
   AttendArgs most = args;
   most.num_sequences = bounds.max_sequences;
   return std::min(expanded_layout(most, run, most_tokens(args, bounds)).bytes, kMostExpandedBytes);
@@ -536,7 +548,8 @@ bool plan_attend(const CudaContext& context, const AttendArgs& args, const CudaA
   if (!choose_kernels(context, args, num_rows, path, plan)) return false;
   if (expanded_bytes(args, limits, plan) > kMostExpandedBytes) {
     if (path != CudaAttendPath::kChoose) return false;
-    if (!choose_decode_mma(context, args, num_rows, plan)) choose_reference(args, plan);
+    const bool joins = std::ranges::any_of(args.packed.runs, joins_fragments);
+    if (joins || !choose_decode_mma(context, args, num_rows, plan)) choose_reference(args, plan);
   }
   if (needs_key_offsets(args, plan.kind()) &&
       key_offset_bytes(args, limits.total_q, max_tokens_of(args, limits)) > kMostOffsetBytes) {

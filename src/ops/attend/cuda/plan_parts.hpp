@@ -36,7 +36,7 @@ struct PartsPlan {
     bool has_only = true;
     for (int i = 0; i < num_parts; ++i) {
       for (const RunPlan& run : parts[i].plan.runs) {
-        has_only = has_only && run.kind == KernelKind::kDecodeMma;
+        has_only = has_only && run.kind == KernelKind::kDecodeMma && !run.expands;
       }
     }
     return has_only;

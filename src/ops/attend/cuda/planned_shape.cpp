@@ -17,6 +17,8 @@ bool have_equal_strides(const SideView& a, const SideView& b) {
   return a.codes.block_stride == b.codes.block_stride &&
          a.codes.token_stride == b.codes.token_stride &&
          a.codes.head_stride == b.codes.head_stride &&
+         a.codes.fragment_stride == b.codes.fragment_stride &&
+         a.codes.fragment_bytes == b.codes.fragment_bytes &&
          a.scales.block_stride == b.scales.block_stride &&
          a.scales.token_stride == b.scales.token_stride &&
          a.scales.head_stride == b.scales.head_stride &&

@@ -56,6 +56,7 @@ struct TileTraits {
   int value_dim = 0;
   bool has_dense_rows = false;     // a head's rows in a block follow each other; bulk copies
   bool has_shared_scales = false;  // fp8: one given scale a head, for K and for V
+  bool has_word_scales = false;    // fp4_row and int4_row: K and V (has_word_scale)
   bool has_many_rows = false;      // more than 8 query rows a sequence and KV head
   bool has_full_precision_window = false;  // in bf16
   bool is_interleaved = false;             // K and V (format/interleaved.hpp)

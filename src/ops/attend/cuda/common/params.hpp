@@ -92,6 +92,10 @@ struct TileRegion {
   __device__ const uint8_t* at(uint32_t block, int within) const {
     return base + uint64_t{block} * block_stride + within;
   }
+  // Of scales: where a head's word begins, and where in it the scale of two bytes lies, as it does
+  // where two heads share a word.
+  __device__ int word_of_head(int head) const { return head * head_stride & ~3; }
+  __device__ int half_of_head(int head) const { return head * head_stride & 2; }
 };
 
 // K or V of a run of heads, as the tensor core kernels copy and decode it.

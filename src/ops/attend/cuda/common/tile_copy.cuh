@@ -148,7 +148,7 @@ struct TileCopy {
   __device__ static Lane lane_part(const TileSide& side, int head, int lane) {
     return {head * side.codes.head_stride + lane / kChunks * side.codes.token_stride +
                 lane % kChunks * 16,
-            head * side.scales.head_stride +
+            side.scales.word_of_head(head) +
                 lane / kWords * kTokensAWord * side.scales.token_stride + lane % kWords * 4};
   }
 
@@ -220,7 +220,7 @@ struct FourTilesCopy {
   __device__ static Lane lane_part(const TileSide& side, int head, int lane) {
     return {head * side.codes.head_stride + first_row(lane) * side.codes.token_stride +
                 chunk(lane) * 16,
-            head * side.scales.head_stride + first_scales(lane) * side.scales.token_stride};
+            side.scales.word_of_head(head) + first_scales(lane) * side.scales.token_stride};
   }
 
   // This lane's tile begins with token `offset` of its block. num_tokens: that are there; the

@@ -40,7 +40,7 @@ struct PaddedTileCopy {
 #pragma unroll
     for (int i = 0; i < kScaleCopies; ++i) {
       const int byte = (i * kWarp + lane) * 4;
-      part.scales[i] = head * side.scales.head_stride +
+      part.scales[i] = side.scales.word_of_head(head) +
                        byte / side.scale_row_bytes * side.scales.token_stride +
                        byte % side.scale_row_bytes;
     }

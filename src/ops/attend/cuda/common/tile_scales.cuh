@@ -62,6 +62,31 @@ struct RowF16 {
   }
 };
 
+// One binary32 scale a row, or one f16 scale that is a half of a word: the other half is another
+// head's, as in [tokens, heads]. scales: of the half.
+struct RowWord {
+  static constexpr int kRowBytes = 4;
+  static constexpr bool kOnOperand = false;
+  static constexpr bool kIsNone = false;
+  static constexpr bool kHasZero = false;
+  static constexpr int kGroups = 1;
+  static constexpr int kGroup = 0;
+  __device__ static RowScale<1> load(uint32_t scales, int token, bool is_f16) {
+    const uint32_t at = scales + token * 4;
+    if (!is_f16) return {{__uint_as_float(load_shared_4(at))}, 0.0f};
+    return {{__half2float(__ushort_as_half(static_cast<uint16_t>(load_shared_2(at))))}, 0.0f};
+  }
+  __device__ static RowScale<1> load(PaddedScales scales, int token, bool is_f16) {
+    return load(scales.at, token, is_f16);
+  }
+};
+
+// The type that load() asks about, where rows may have scales of two.
+template <class Scale>
+inline constexpr format::ScaleType kAskedType = format::ScaleType::kBF16;
+template <>
+inline constexpr format::ScaleType kAskedType<RowWord> = format::ScaleType::kF16;
+
 // f16 scales of groups of 64.
 template <int Dim>
 struct GroupF16 {

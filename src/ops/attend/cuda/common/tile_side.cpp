@@ -43,8 +43,14 @@ TileRegion tile_region(const Address& a) {
 
 }  // namespace
 
+bool has_word_scale(const SideView& side) {
+  if (tensor_core_format(side.spec.facts->id).scale_path != ScalePath::kRowF16) return false;
+  return side.spec.scale_type == format::ScaleType::kF32 || side.scales.token_stride != 2;
+}
+
 bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padded) {
   const CodeAddress& c = side.codes;
+  if (c.is_fragmented()) return false;
   const int copy_bytes = is_padded && side.spec.facts->element_bits == 4 ? 8 : 16;
   const bool codes_fit = lies_on(c, copy_bytes) && fits_in_32_bits(c, block_size, num_heads);
   if (!codes_fit || !side.spec.has_scale()) return codes_fit;
@@ -52,11 +58,14 @@ bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padde
   const int group_bytes = format::scale_bytes_per_group(side.spec);
   const int row_bytes = format::scale_bytes_per_row(side.spec, side.head_dim);
   // A row's scales lie together; rows that are not copied in fours follow each other.
-  const bool row_fits =
-      (row_bytes == group_bytes || s.group_stride == group_bytes) &&
-      (divides(row_bytes, 4) ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
+  const bool goes_in_fours = divides(row_bytes, 4) || has_word_scale(side);
+  const bool row_fits = (row_bytes == group_bytes || s.group_stride == group_bytes) &&
+                        (goes_in_fours ? divides(s.token_stride, 4) : s.token_stride == row_bytes);
+  const bool shares_words = has_word_scale(side) && group_bytes == 2;
+  const bool heads_fit =
+      shares_words ? s.head_stride == 2 && divides(num_heads, 2) : divides(s.head_stride, 4);
   return row_fits && divides(reinterpret_cast<intptr_t>(s.base), 4) && divides(s.block_stride, 4) &&
-         divides(s.head_stride, 4) && fits_in_32_bits(s, block_size, num_heads);
+         heads_fit && fits_in_32_bits(s, block_size, num_heads);
 }
 
 bool is_dense(const SideView& side) {
@@ -95,8 +104,10 @@ TileSide tile_side(const SideView& side, int block_size, int tiles_at_once) {
   const CodeAddress& c = side.codes;
   const ScaleAddress& s = side.scales;
   const int64_t code_bytes = int64_t{block_size} * c.token_stride;
-  const int scale_row_bytes =
-      side.spec.has_scale() ? format::scale_bytes_per_row(side.spec, side.head_dim) : 0;
+  const int scale_row_bytes = has_word_scale(side) ? 4
+                              : side.spec.has_scale()
+                                  ? format::scale_bytes_per_row(side.spec, side.head_dim)
+                                  : 0;
   const bool has_scales_behind = s.base == c.base + code_bytes &&
                                  s.block_stride == c.block_stride && s.head_stride == c.head_stride;
   const ChannelAddress& n = side.channels;

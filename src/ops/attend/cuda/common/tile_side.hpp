@@ -11,6 +11,10 @@ namespace kvx::ops::cuda {
 // which copy rows of four bits on 8 bytes too.
 bool can_copy(const SideView& side, int block_size, int num_heads, bool is_padded);
 
+// Whether each row's only scale is copied as a word of four bytes: one in binary32, or two
+// neighbour heads' in f16, as in [tokens, heads].
+bool has_word_scale(const SideView& side);
+
 // Rows of a head follow each other inside a block, and so do their scales, all on 16 bytes.
 bool is_dense(const SideView& side);
 

@@ -32,6 +32,15 @@ DecodeMmaKernel find_interleaved_instance(FormatId k, FormatId v, const TileTrai
   return {};
 }
 
+DecodeMmaKernel find_word_scale_instance(FormatId k, FormatId v, const TileTraits& traits) {
+  if (k != v) return {};
+#define KVX_FIND_WORD_SCALE_FORMAT(Id) \
+  if (k == FormatId::Id) return word_scale_instance<FormatId::Id>(traits);
+  KVX_FOR_EACH_WORD_SCALE_FORMAT(KVX_FIND_WORD_SCALE_FORMAT)
+#undef KVX_FIND_WORD_SCALE_FORMAT
+  return {};
+}
+
 template <FormatId K, FormatId V>
 DecodeMmaKernel find_dual_instance_of(const TileTraits& traits) {
   if (has_exact_tiles(traits.key_dim, traits.value_dim)) return dual_instance<K, V>(traits);
@@ -86,6 +95,7 @@ int query_clusters_at_once(const CudaContext& context, const DecodeMmaKernel& ke
 DecodeMmaKernel find_decode_mma_kernel(FormatId k, FormatId v, const TileTraits& traits) {
   if (!fits_padded_tiles(traits.key_dim, traits.value_dim)) return {};
   if (traits.is_interleaved) return find_interleaved_instance(k, v, traits);
+  if (traits.has_word_scales) return find_word_scale_instance(k, v, traits);
 #define KVX_FIND_TILE_PAIR(K, V)                            \
   if (k == FormatId::K && v == FormatId::V) {               \
     return find_instance<FormatId::K, FormatId::V>(traits); \

@@ -71,14 +71,15 @@ struct WithoutSharedScale<RowF32> {
   using Type = NoScale;
 };
 
-// SharedScales: of fp8. Padded: rows may be shorter than Dim; query rows go in eights.
+// SharedScales: of fp8. Padded: rows may be shorter than Dim; query rows go in eights. WordScales:
+// RowWord.
 template <format::FormatId K, format::FormatId V, int Dim, bool Bulk, bool SharedScales,
-          bool Padded = false>
+          bool Padded = false, bool WordScales = false>
 DecodeMmaKernel decode_mma_kernel_of(const TileTraits& traits) {
   using KeyFormat = TileFormat<K, Dim>;
   using ValueFormat = TileFormat<V, Dim>;
-  using KeyScale = typename KeyFormat::KeyScale;
-  using ValueScale = typename ValueFormat::ValueScale;
+  using KeyScale = std::conditional_t<WordScales, RowWord, typename KeyFormat::KeyScale>;
+  using ValueScale = std::conditional_t<WordScales, RowWord, typename ValueFormat::ValueScale>;
   using Shared = WithoutSharedScale<KeyScale>;
   using SharedV = WithoutSharedScale<ValueScale>;
   using KeyChoice = std::conditional_t<SharedScales, typename Shared::Type, KeyScale>;
@@ -147,6 +148,21 @@ DecodeMmaKernel decode_mma_kernel_for_dim(const TileTraits& traits) {
     constexpr auto kId = format::FormatId::Id;                                                \
     return traits.key_dim == 64 ? tile_kernel_interleaved<kId, 64>(traits)                    \
                                 : tile_kernel_interleaved<kId, 128>(traits);                  \
+  }
+
+// The same for rows whose scales are words, K and V alike.
+#define KVX_WORD_SCALE_INSTANCES(Id)                                                       \
+  template <>                                                                              \
+  DecodeMmaKernel word_scale_instance<format::FormatId::Id>(const TileTraits& traits) {    \
+    constexpr auto kId = format::FormatId::Id;                                             \
+    if (has_exact_tiles(traits.key_dim, traits.value_dim)) {                               \
+      return traits.key_dim == 64                                                          \
+                 ? decode_mma_kernel_of<kId, kId, 64, false, false, false, true>(traits)   \
+                 : decode_mma_kernel_of<kId, kId, 128, false, false, false, true>(traits); \
+    }                                                                                      \
+    return std::max(traits.key_dim, traits.value_dim) <= 128                               \
+               ? decode_mma_kernel_of<kId, kId, 128, false, false, true, true>(traits)     \
+               : decode_mma_kernel_of<kId, kId, 256, false, false, true, true>(traits);    \
   }
 
 // The same for rows of up to 128 or 256 numbers.

@@ -129,6 +129,7 @@ struct TileKeys {
   static constexpr bool kIsPadded = Padded;
   using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;
   using Scales = ScalesAt<Padded>;
+  using ScaleOfRow = Scale;
   using Mma = typename Element::Mma;
   static constexpr int kParts = Dim / 64;           // of a row, each with accumulators of its own
   static constexpr bool kScalesAllQueries = false;  // into f16's range, those of f16 too
@@ -178,8 +179,8 @@ struct TileKeys {
 
   template <int NTiles, bool IsShared>
   __device__ static void score(uint32_t tile, Scales scales,
-                               const AllQueries<Dim, NTiles, IsShared>& queries, bool scale_is_bf16,
-                               int lane, Fragment (&scores)[NTiles]) {
+                               const AllQueries<Dim, NTiles, IsShared>& queries,
+                               bool has_asked_type, int lane, Fragment (&scores)[NTiles]) {
     Fragment parts[NTiles][kParts] = {};
     if constexpr (Element::kHasKeyOffset) {
 #pragma unroll
@@ -200,8 +201,8 @@ struct TileKeys {
 #pragma unroll
       for (int c = 0; c < NTiles; ++c) scores[c] = parts[c][0];
     } else {
-      const auto a = Scale::load(scales, lane / 4, scale_is_bf16);
-      const auto b = Scale::load(scales, lane / 4 + 8, scale_is_bf16);
+      const auto a = Scale::load(scales, lane / 4, has_asked_type);
+      const auto b = Scale::load(scales, lane / 4 + 8, has_asked_type);
 #pragma unroll
       for (int c = 0; c < NTiles; ++c) scores[c] = scaled(a, b, parts[c], queries.columns[c].sums);
     }

@@ -29,6 +29,11 @@
   WORD(kMxfp4)                                \
   WORD(kNvfp4)
 
+// Formats with one scale a row that may also be a word, or half of one (RowWord). WORD(Id)
+#define KVX_FOR_EACH_WORD_SCALE_FORMAT(WORD) \
+  WORD(kFp4Row)                              \
+  WORD(kInt4Row)
+
 // Dual-scale formats, blocks of 64 or 128 tokens in bulk copies: all pairs, since a budget of bits
 // chooses K's and V's width by layer and head. WORD(K, V)
 #define KVX_FOR_EACH_DUAL_PAIR(WORD) \
@@ -56,6 +61,9 @@ DecodeMmaKernel tile_instance(const TileTraits& traits);
 template <format::FormatId K, format::FormatId V>
 DecodeMmaKernel padded_tile_instance(const TileTraits& traits);
 
+// The same for K and V under scales that are words. Requires: fits_padded_tiles.
+template <format::FormatId Id>
+DecodeMmaKernel word_scale_instance(const TileTraits& traits);
 // The same for K and V in interleaved order. Requires: has_exact_tiles.
 template <format::FormatId Id>
 DecodeMmaKernel interleaved_tile_instance(const TileTraits& traits);

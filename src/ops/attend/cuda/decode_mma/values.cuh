@@ -44,6 +44,7 @@ struct TileValues {
   static constexpr bool kIsPadded = Padded;
   using Copy = TileCopyOf<kRowBytes, Scale::kRowBytes, Padded>;
   using Scales = ScalesAt<Padded>;
+  using ScaleOfRow = Scale;
   using Mma = typename Element::Mma;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr bool kIsTurboMind = Scale::kHasZero;
@@ -86,17 +87,17 @@ struct TileValues {
 
   // Of this lane's tokens, what multiplies weights.
   using Largest = LargestScale<Scale>;
-  __device__ static void find_largest(Scales scales, bool scale_is_bf16, int lane,
+  __device__ static void find_largest(Scales scales, bool has_asked_type, int lane,
                                       Largest& largest) {
-    largest.take(scales, lane / 4, scale_is_bf16);
-    largest.take(scales, lane / 4 + 8, scale_is_bf16);
+    largest.take(scales, lane / 4, has_asked_type);
+    largest.take(scales, lane / 4 + 8, has_asked_type);
   }
 
   // Scales as they multiply weights: in `unit`, a power of two that brings them near 1. Instead of
   // zero a middle code's value.
   using Row = RowScale<Scale::kGroups>;
-  __device__ static Row load_scales(Scales scales, int token, bool is_bf16) {
-    return Scale::load(scales, token, is_bf16);
+  __device__ static Row load_scales(Scales scales, int token, bool has_asked_type) {
+    return Scale::load(scales, token, has_asked_type);
   }
   __device__ static Row normalised(const Row& row, float unit) {
     Row r = {};
@@ -110,12 +111,12 @@ struct TileValues {
   // them. inverse_scale multiplies the scales; those of a table are multiplied already.
   template <class AnyScales, int NTiles>
   __device__ static void add(uint32_t tile, AnyScales scales, const Fragment (&weights)[NTiles],
-                             float inverse_scale, bool scale_is_bf16, int lane,
+                             float inverse_scale, bool has_asked_type, int lane,
                              ValueSums<Dim> (&sums)[NTiles]) {
     Weights w[NTiles][Scale::kGroups];
     if constexpr (kScalesWeights) {
-      const Row a = weight_scales(scales, lane / 4, inverse_scale, scale_is_bf16);
-      const Row b = weight_scales(scales, lane / 4 + 8, inverse_scale, scale_is_bf16);
+      const Row a = weight_scales(scales, lane / 4, inverse_scale, has_asked_type);
+      const Row b = weight_scales(scales, lane / 4 + 8, inverse_scale, has_asked_type);
 #pragma unroll
       for (int c = 0; c < NTiles; ++c) {
         const float* d = weights[c].d;
@@ -147,8 +148,8 @@ struct TileValues {
   __device__ static Row weight_scales(TileOfTable scales, int token, float, bool) {
     return scales.row(token);
   }
-  __device__ static Row weight_scales(Scales scales, int token, float unit, bool is_bf16) {
-    return normalised(load_scales(scales, token, is_bf16), unit);
+  __device__ static Row weight_scales(Scales scales, int token, float unit, bool has_asked_type) {
+    return normalised(load_scales(scales, token, has_asked_type), unit);
   }
 
   template <int NTiles>

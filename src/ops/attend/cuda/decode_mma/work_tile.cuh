@@ -247,7 +247,7 @@ class TileWorkTile {
 #pragma unroll
       for (int u = 0; u < kTilesOfPass; ++u) {
         Keys::score(ring_.keys(first + u), ring_.key_scales(first + u), queries_,
-                    key_scale_is_bf16(), lane_, scores[u]);
+                    key_scale_has_asked_type(), lane_, scores[u]);
       }
       if (first + kTilesOfPass == Config::kTilesAtOnce) ring_.release_keys(i);
       weigh(i, first, scores);
@@ -259,7 +259,7 @@ class TileWorkTile {
 #pragma unroll
       for (int u = 0; u < kTilesOfPass; ++u) {
         Values::add(ring_.values(first + u), value_scales(first + u), scores[u], inverse_scale_,
-                    value_scale_is_bf16(), lane_, sums_);
+                    value_scale_has_asked_type(), lane_, sums_);
       }
     }
     ring_.release_values(i);
@@ -269,8 +269,8 @@ class TileWorkTile {
     using Table = typename Values::template Table<Config::kTilesAtOnce>;
     const auto scales = ring_.value_scales(0);
     if constexpr (Values::kScalesWeights) {
-      const auto a = Values::load_scales(scales, 2 * lane_, value_scale_is_bf16());
-      const auto b = Values::load_scales(scales, 2 * lane_ + 1, value_scale_is_bf16());
+      const auto a = Values::load_scales(scales, 2 * lane_, value_scale_has_asked_type());
+      const auto b = Values::load_scales(scales, 2 * lane_ + 1, value_scale_has_asked_type());
       float largest = 0;
       for (const float x : a.scale) largest = fmaxf(largest, x);
       for (const float x : b.scale) largest = fmaxf(largest, x);
@@ -351,11 +351,12 @@ class TileWorkTile {
             : 1.0f;
     return scale * params_.tile_v.tensor_scale(head_);
   }
-  __device__ bool key_scale_is_bf16() const {
-    return params_.tile_k.scale_type == format::ScaleType::kBF16;
+  // What load() of scales is told.
+  __device__ bool key_scale_has_asked_type() const {
+    return params_.tile_k.scale_type == kAskedType<typename Keys::ScaleOfRow>;
   }
-  __device__ bool value_scale_is_bf16() const {
-    return params_.tile_v.scale_type == format::ScaleType::kBF16;
+  __device__ bool value_scale_has_asked_type() const {
+    return params_.tile_v.scale_type == kAskedType<typename Values::ScaleOfRow>;
   }
 
   // Scores at their size, with what the block offset of each tile's tokens adds.
@@ -450,7 +451,8 @@ class TileWorkTile {
     typename Values::Largest found;
 #pragma unroll
     for (int u = 0; u < kTilesOfPass; ++u) {
-      Values::find_largest(ring_.value_scales(first + u), value_scale_is_bf16(), lane_, found);
+      Values::find_largest(ring_.value_scales(first + u), value_scale_has_asked_type(), lane_,
+                           found);
     }
     update_inverse_scale(found.value());
   }

@@ -20,6 +20,7 @@ struct DualKeys {
   using Codes = DualCodes<Bits>;
   using Copy = typename DualSide<Bits, Dim>::Copy;
   using Scales = uint32_t;
+  using ScaleOfRow = void;
   using Mma = MmaF16;
   static constexpr bool kIsBulk = true;
   static constexpr bool kIsPadded = false;

@@ -18,6 +18,7 @@ struct DualValues {
   using Codes = DualCodes<Bits>;
   using Copy = typename DualSide<Bits, Dim>::Copy;
   using Scales = uint32_t;
+  using ScaleOfRow = void;
   using Mma = MmaF16;
   static constexpr bool kIsBulk = true;
   static constexpr bool kIsPadded = false;

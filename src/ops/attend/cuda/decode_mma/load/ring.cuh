@@ -173,13 +173,15 @@ class TileRing {
   // Tile u of the current step's keys or values.
   __device__ uint32_t keys(int u) const { return key_side() + u * Keys::Copy::kCodeBytes; }
   __device__ typename Keys::Scales key_scales(int u) const {
-    return scales_at(side_of_keys(), key_side() + kDecodeMma * Keys::Copy::kCodeBytes +
-                                         u * Keys::Copy::kScaleBytes);
+    return scales_at<typename Keys::ScaleOfRow>(
+        side_of_keys(),
+        key_side() + kDecodeMma * Keys::Copy::kCodeBytes + u * Keys::Copy::kScaleBytes);
   }
   __device__ uint32_t values(int u) const { return value_side() + u * Values::Copy::kCodeBytes; }
   __device__ typename Values::Scales value_scales(int u) const {
-    return scales_at(side_of_values(), value_side() + kDecodeMma * Values::Copy::kCodeBytes +
-                                           u * Values::Copy::kScaleBytes);
+    return scales_at<typename Values::ScaleOfRow>(
+        side_of_values(),
+        value_side() + kDecodeMma * Values::Copy::kCodeBytes + u * Values::Copy::kScaleBytes);
   }
   // Which tiles of step i, which is in the ring, have no block, a bit for each; and whether any
   // tile of the ring may have none.
@@ -193,7 +195,9 @@ class TileRing {
   static constexpr int kSteps = Config::kStages;  // in the ring; or parts of so many
   static constexpr uint32_t kStepBits = (1u << kDecodeMma) - 1;
 
-  __device__ static ScalesAt<Config::kIsPadded> scales_at(const TileSide& side, uint32_t at) {
+  template <class Scale>
+  __device__ ScalesAt<Config::kIsPadded> scales_at(const TileSide& side, uint32_t at) const {
+    if constexpr (std::is_same_v<Scale, RowWord>) at += side.scales.half_of_head(walk_.head);
     if constexpr (Config::kIsPadded) {
       return {at, side.scale_row_bytes};
     } else {

@@ -1,9 +1,11 @@
-// Prompts over rows that prefill has no decoder for: one launch before the prefill kernel writes
-// all tokens of the batch into the workspace, in the domain in which they are stored, and the
-// kernel reads those. A prompt's products take a hundred times as long.
+// Rows that a kernel cannot take: one launch before it writes all tokens of the batch into the
+// workspace, in the domain in which they are stored, and the kernel reads those.
 //
-//   dual-scale blocks   become rows of bf16, with the full-precision ones beside them
-//   fp4_row, int4_row   become fp8_e4m3, which has all their codes' numbers, with a scale a row
+//   dual-scale blocks   before prefill: become rows of bf16, with the full-precision ones beside
+//                       them. A prompt's products take a hundred times as long
+//   fp4_row, int4_row   before prefill: become fp8_e4m3, which has all their codes' numbers, with
+//                       a scale a row
+//   f16, bf16           in fragments, before every kernel: become contiguous
 //
 //   workspace   [K: blocks][V: blocks][block ids: num_sequences x blocks_of_sequence]
 //   blocks      [num_sequences x blocks_of_sequence][heads of the run][block_size][head_dim]; in
@@ -30,8 +32,11 @@ inline bool has_row_scale(const SideView& side) {
 inline bool expands_to_fp8(const HeadRun& run) {
   return has_row_scale(run.k) && has_row_scale(run.v);
 }
+// Whether a run's rows of 16 bits, some of them in fragments, are joined before any fast kernel.
+bool joins_fragments(const HeadRun& run);
 inline bool expands_for_prefill(const HeadRun& run) {
-  return (run.k.spec.is_dual() && run.v.spec.is_dual()) || expands_to_fp8(run);
+  return (run.k.spec.is_dual() && run.v.spec.is_dual()) || expands_to_fp8(run) ||
+         joins_fragments(run);
 }
 
 struct ExpandedLayout {
@@ -45,12 +50,16 @@ struct ExpandedLayout {
 ExpandedLayout expanded_layout(const AttendArgs& args, const HeadRun& run, int64_t max_tokens);
 
 // The call over expanded rows, which `run` becomes the only run of heads of: a view of the
-// workspace's part for them. Beside fp8 a full-precision window stays where it is. run: filled.
+// workspace's part for them. Beside fp8 and joined rows a full-precision window stays where it is.
+// run: filled.
 AttendArgs expanded_args(const AttendArgs& args, const HeadRun& of_call, int64_t max_tokens,
                          uint8_t* workspace, HeadRun& run);
 
 // Fills what expanded_args() points to. Blocks that are not there have the id -1.
 cudaError_t launch_expand_rows(const AttendArgs& args, const HeadRun& of_call,
                                const AttendArgs& expanded, cudaStream_t stream);
+// The same for rows whose fragments are joined.
+cudaError_t launch_join_fragments(const AttendArgs& args, const HeadRun& of_call,
+                                  const AttendArgs& expanded, cudaStream_t stream);
 
 }  // namespace kvx::ops::cuda

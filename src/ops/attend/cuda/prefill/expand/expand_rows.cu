@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t launch_expand_rows(const AttendArgs& args, const HeadRun& of_call,
                                const AttendArgs& expanded, cudaStream_t stream) {
+  if (joins_fragments(of_call)) return launch_join_fragments(args, of_call, expanded, stream);
   ExpandParams params = {};
   params.seq_lens = args.seq_lens;
   params.block_table = args.block_table;

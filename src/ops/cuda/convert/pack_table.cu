@@ -1,6 +1,6 @@
 // A thread for each entry of the packed table.
+#include "ops/cuda/convert/pack_table.hpp"
 #include "ops/cuda/overlapping_launch.cuh"
-#include "ops/cuda/pack_table.hpp"
 
 namespace kvx::ops {
 namespace {
