@@ -3,8 +3,8 @@
     python bench/vllm/handing_on.py MODEL [--tokens 1024] [--rounds 7] [--recipes nvfp4,int8]
         [--load-format auto]
 
-MODEL is a folder that vLLM loads; with `--load-format dummy` its config.json is enough. One engine with KvxTransferConnector computes the same prompt
-again and again, in turns: without handing anything on; handing on, with nobody who asks; and with
+MODEL is a folder that vLLM loads; with `--load-format dummy` its config.json is enough. One engine
+with KvxTransferConnector computes the same prompt again and again, in turns: without handing anything on; handing on, with nobody who asks; and with
 another process that asks for the blocks from the prefill's beginning. Medians of wall times; CPU
 time is that of the engine's process, all threads.
 """
@@ -71,10 +71,12 @@ def measure(model, recipe, num_tokens, rounds, load_format):
     prompt = [{"prompt_token_ids": [3 + (j * j * 31 + j) % 40000 for j in range(num_tokens)]}]
     sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=1)
 
-    def prefill(hands_on):
+    def forget():
         for file in worker.files.folder.glob("*.kvx"):
             file.unlink()
         assert llm.reset_prefix_cache()
+
+    def prefill(hands_on):
         worker._writer.begin_step = hand_on if hands_on else lambda blocks, ids: None
         started, cpu = time.monotonic(), time.process_time()
         llm.generate(prompt, sampling, use_tqdm=False)
@@ -90,11 +92,13 @@ def measure(model, recipe, num_tokens, rounds, load_format):
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
+        forget()
         prefill(True)  # warms up, and finds the names
         assert len(names) == num_tokens // worker.block_size, "the prompt is one step"
         for _ in range(rounds):
             for name in seconds:
                 ask = json.dumps([endpoint, worker._fingerprint(range(worker._num_heads)), names])
+                forget()  # before it is asked for: files of the round before would be an answer
                 if name == "and fetched":
                     process.stdin.write(ask + "\n")
                     process.stdin.flush()

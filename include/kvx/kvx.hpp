@@ -1027,6 +1027,64 @@ struct CacheConfig {
   const Tables* tables = nullptr;
 };
 
+// A sequence on offer to other processes (docs/transfer.md), until the object goes. It needs
+// neither the sequence nor its cache, but for layers that are still to be computed.
+class Export {
+ public:
+  // All of the sequence's tokens were recorded. endpoint: bound, tcp://ADDRESS:PORT (port *: any)
+  // or ipc://PATH.
+  static Result<Export> create(kvx_cache_t cache, int32_t sequence, const std::string& endpoint) {
+    kvx_export_t handle = nullptr;
+    return value_or_failure(kvx_sequence_export(cache, sequence, endpoint.c_str(), &handle),
+                            [&] { return Export(handle); });
+  }
+  // tokens: all that the sequence will have after the step that computes its last ones.
+  static Result<Export> create_by_layer(kvx_cache_t cache, int32_t sequence,
+                                        const std::string& endpoint, Span<const int32_t> tokens) {
+    kvx_export_t handle = nullptr;
+    return value_or_failure(
+        kvx_sequence_export_layers(cache, sequence, tokens.data(),
+                                   static_cast<int64_t>(tokens.size()), endpoint.c_str(), &handle),
+        [&] { return Export(handle); });
+  }
+  ~Export() { kvx_export_free(handle_); }
+  Export(Export&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Export& operator=(Export&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  // Its endpoint is a text of the offer's own.
+  Result<kvx_export_info_t> info() const {
+    auto info = sized<kvx_export_info_t>();
+    return value_or_failure(kvx_export_info(handle_, &info), [&] { return info; });
+  }
+  // What importers are given.
+  Result<std::string> endpoint() const {
+    const Result<kvx_export_info_t> known = info();
+    if (!known) return known.failure();
+    return std::string(known->endpoint);
+  }
+  // Until an importer has taken it, at most so long; whether one has.
+  Result<bool> wait(int64_t timeout_ms) const {
+    uint32_t is_taken = 0;
+    return value_or_failure(kvx_export_wait(handle_, timeout_ms, &is_taken),
+                            [&] { return is_taken != 0; });
+  }
+  kvx_export_t handle() const { return handle_; }
+
+ private:
+  explicit Export(kvx_export_t handle) : handle_(handle) {}
+  kvx_export_t handle_;
+};
+
+struct ImportOptions {
+  int64_t timeout_ms = 0;      // without any progress; 0: 30,000
+  bool may_transcode = false;  // blocks of another recipe are converted
+  int32_t first_kv_head = 0;   // this cache's heads, of num_kv_heads at the exporter; 0, 0: all
+  int32_t num_kv_heads = 0;
+};
+
 // A cache of all layers that owns its memory. Its sequences are numbers here; class Sequence owns
 // one, class Step is an open step.
 class Cache {
@@ -1104,6 +1162,26 @@ class Cache {
         kvx_sequence_create_from(handle_, keys, tokens.data(), static_cast<int64_t>(tokens.size()),
                                  &sequence, nullptr),
         [&] { return sequence; });
+  }
+  // The same without waiting for blocks of host memory and disks: a layer of the first step waits
+  // for its own part of them (kvx_sequence_create_loading).
+  Result<int32_t> create_sequence_loading(Span<const int32_t> tokens,
+                                          const kvx_prefix_keys_t* keys = nullptr) {
+    int32_t sequence = 0;
+    return value_or_failure(
+        kvx_sequence_create_loading(handle_, keys, tokens.data(),
+                                    static_cast<int64_t>(tokens.size()), &sequence, nullptr),
+        [&] { return sequence; });
+  }
+  // Until layers [0, layer] are there.
+  Status wait_for_layer(int32_t sequence, uint32_t layer) {
+    return to_status(kvx_sequence_wait_for_layer(handle_, sequence, layer));
+  }
+  // Until all are there; how many tokens the sequence has then.
+  Result<int64_t> end_loading(int32_t sequence) {
+    int64_t num_tokens = 0;
+    return value_or_failure(kvx_sequence_end_loading(handle_, sequence, &num_tokens),
+                            [&] { return num_tokens; });
   }
   Result<int32_t> fork_sequence(int32_t sequence) {
     int32_t fork = 0;
@@ -1220,7 +1298,31 @@ class Cache {
                             [&] { return report; });
   }
 
-  // ---- the host tier
+  // ---- other processes
+
+  Result<Export> export_sequence(int32_t sequence, const std::string& endpoint) const {
+    return Export::create(handle_, sequence, endpoint);
+  }
+  Result<Export> export_layers(int32_t sequence, const std::string& endpoint,
+                               Span<const int32_t> tokens) const {
+    return Export::create_by_layer(handle_, sequence, endpoint, tokens);
+  }
+  // All or nothing; report, where there is one: how it came.
+  Result<int32_t> import_sequence(const std::string& endpoint, const ImportOptions& given = {},
+                                  kvx_import_report_t* report = nullptr) {
+    auto options = sized<kvx_import_options_t>();
+    options.flags = given.may_transcode ? KVX_LOAD_TRANSCODE : 0;
+    options.endpoint = endpoint.c_str();
+    options.timeout_ms = given.timeout_ms;
+    options.first_kv_head = given.first_kv_head;
+    options.num_kv_heads = given.num_kv_heads;
+    if (report != nullptr) *report = sized<kvx_import_report_t>();
+    int32_t sequence = 0;
+    return value_or_failure(kvx_sequence_import(handle_, &options, &sequence, report),
+                            [&] { return sequence; });
+  }
+
+  // ---- the tiers
 
   // A handle for the next two; the blocks stay in the pool until end_prefetch.
   Result<uint64_t> prefetch(Span<const int32_t> tokens, const kvx_prefix_keys_t* keys = nullptr) {
@@ -1321,6 +1423,12 @@ class Sequence {
                                       const kvx_prefix_keys_t* keys = nullptr) {
     return own(cache.handle(), cache.create_sequence_from(tokens, keys));
   }
+  // The same without waiting for blocks of host memory and disks: a layer of the first step waits
+  // for its own part of them.
+  static Result<Sequence> create_loading(Cache& cache, Span<const int32_t> tokens,
+                                         const kvx_prefix_keys_t* keys = nullptr) {
+    return own(cache.handle(), cache.create_sequence_loading(tokens, keys));
+  }
   static Result<Sequence> load(Cache& cache, const std::string& path,
                                const kvx_load_options_t* options = nullptr) {
     return own(cache.handle(), cache.load_sequence(path, options));
@@ -1334,6 +1442,13 @@ class Sequence {
     std::swap(cache_, other.cache_);
     std::swap(number_, other.number_);
     return *this;
+  }
+
+  // As another process exported it; report: how it came.
+  static Result<Sequence> import_from(Cache& cache, const std::string& endpoint,
+                                      const ImportOptions& options = {},
+                                      kvx_import_report_t* report = nullptr) {
+    return own(cache.handle(), cache.import_sequence(endpoint, options, report));
   }
 
   int32_t number() const { return number_; }
@@ -1362,6 +1477,24 @@ class Sequence {
     int64_t count = 0, most = 0;
     const kvx_status_t status = kvx_sequence_tokens(cache_, number_, &count, &most);
     return value_or_failure(status, [&] { return most; });
+  }
+  // Until layers [0, layer] of a sequence that loads are there.
+  Status wait_for_layer(uint32_t layer) const {
+    return to_status(kvx_sequence_wait_for_layer(cache_, number_, layer));
+  }
+  // Until all are there; how many tokens it has then.
+  Result<int64_t> end_loading() {
+    int64_t count = 0;
+    return value_or_failure(kvx_sequence_end_loading(cache_, number_, &count),
+                            [&] { return count; });
+  }
+  // On offer to other processes, with all of its tokens; the sequence may end.
+  Result<Export> export_to(const std::string& endpoint) const {
+    return Export::create(cache_, number_, endpoint);
+  }
+  // Layer by layer, in the step that brings it to all of `tokens`, those that it has included.
+  Result<Export> export_layers_to(const std::string& endpoint, Span<const int32_t> tokens) const {
+    return Export::create_by_layer(cache_, number_, endpoint, tokens);
   }
   // Which tokens the sequence holds next, after the steps that added them.
   Status record(Span<const int32_t> tokens) {

@@ -1856,6 +1856,25 @@ KVX_API kvx_status_t kvx_cache_fingerprint(kvx_cache_t cache, char* text, uint64
 /* -- the tiers. A thread of the cache copies reusable blocks there. kvx_sequence_create_from
  * loads the blocks that it needs and waits for them. */
 
+/* kvx_sequence_create_from that does not wait for blocks of host memory and disks: they come layer
+ * by layer, and each layer of the sequence's first step waits for its own part. Full-precision
+ * blocks behind the head and what comes from stores are waited for. Until that step has ended, or
+ * kvx_sequence_end_loading, other calls on the sequence are INVALID_ARGUMENT, but for
+ * kvx_sequence_tokens and kvx_sequence_free, which waits. Errors as kvx_sequence_create_from. */
+KVX_API kvx_status_t kvx_sequence_create_loading(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
+                                                 const int32_t* tokens, int64_t num_tokens,
+                                                 int32_t* sequence, int64_t* num_found);
+/* Waits until the beginning of the sequence is there in layers [0, layer], for callers who read the
+ * pool themselves; kvx_step_layer does it. INTERNAL_ERROR, there too: a block did not come back as
+ * it went to its tier. Cancel the step and call kvx_sequence_end_loading. */
+KVX_API kvx_status_t kvx_sequence_wait_for_layer(kvx_cache_t cache, int32_t sequence,
+                                                 uint32_t layer);
+/* Waits for all layers. num_tokens (may be null): what the sequence has then, less than num_found
+ * where a block did not come back. Nothing happens to a sequence that does not load.
+ * INVALID_ARGUMENT: the sequence is in an open step. */
+KVX_API kvx_status_t kvx_sequence_end_loading(kvx_cache_t cache, int32_t sequence,
+                                              int64_t* num_tokens);
+
 /* A hint that a sequence of these tokens will be created. Starts to load their blocks from the
  * tiers into free blocks of the pool, which keeps them until kvx_prefetch_end, and does not wait.
  * prefetch: a number for the calls below. UNSUPPORTED: there is no tier, or as

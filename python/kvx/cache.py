@@ -559,17 +559,41 @@ class Cache(_core.PagedCache):
         image: str = "",
         tenant: str = "",
         session: str = "",
+        by_layer: bool = False,
     ) -> int:
         """A new sequence that begins with the longest cached prefix of ``tokens``: its number.
 
         num_tokens(sequence) is how many it has; the last of ``tokens`` is never among them, so that
         its logits can be computed. adapter, image and tenant set blocks of equal tokens apart;
         session names the conversation, for end_session and delete_session, and sets nothing apart.
+        by_layer: do not wait for blocks of host memory and disks (docs/tiers.md): each layer of the
+        sequence's first step waits for its own part of them, and until that step has ended, or
+        end_loading(), nothing else is done with the sequence.
         Raises kvx.UnsupportedError: no prefix_model was given, or a tenant without sha256;
         kvx.OutOfRangeError: max_sequences are in use.
         """
         self._need_prefixes("create_sequence_from()")
-        return super().create_sequence_from(token_list(tokens), adapter, image, tenant, session)
+        return super().create_sequence_from(
+            token_list(tokens), adapter, image, tenant, session, by_layer
+        )
+
+    @in_words
+    def wait_for_layer(self, sequence: int, layer: int) -> None:
+        """Waits until a sequence that loads ``by_layer`` is there in layers 0 to ``layer``.
+
+        A step's append_and_attend() does it. Raises kvx.InternalError, there too: a block did not
+        come back as it went to its tier; cancel the step, and end_loading().
+        """
+        super().wait_for_layer(sequence, layer)
+
+    @in_words
+    def end_loading(self, sequence: int) -> int:
+        """Waits for all layers of a sequence that loads ``by_layer``: the tokens that it has then.
+
+        They are fewer than before where a block did not come back as it went to its tier. Raises
+        kvx.Error: no such sequence, or it is in an open step.
+        """
+        return super().end_loading(sequence)
 
     @in_words
     def retain(  # type: ignore[override]

@@ -207,34 +207,11 @@ class BlockFiles {
     return {path, file.index()};
   }
 
-  // pages as in save(), or None for a layer that needs none. After an error they are unspecified.
-  void load(const std::string& path, const std::string& name, const Tokens& tokens,
-            const std::vector<nb::object>& pages) const {
-    const std::vector<nb::ndarray<>> arrays = arrays_of(pages);
-    nb::gil_scoped_release no_gil;
-    auto file = opened(path, name, tokens);
-    const std::vector<tier::StoredBlockCopy>& block_copies = file.index().blocks[0].block_copies;
-    if (block_copies.size() != arrays.size()) {
-      throw CoreError(invalid_argument("'{}': it has {} layers; expected {}", path,
-                                       block_copies.size(), arrays.size()));
-    }
-    for (size_t layer = 0; layer < arrays.size(); ++layer) {
-      if (!arrays[layer].is_valid()) continue;
-      const std::span<uint8_t> page = bytes_of(arrays[layer]);
-      const int64_t bytes = file.index().kinds[block_copies[layer].kind].bytes;
-      if (bytes != static_cast<int64_t>(page.size())) {
-        throw CoreError(invalid_argument("'{}': layer {} has pages of {} bytes; expected {}", path,
-                                         layer, bytes, page.size()));
-      }
-      throw_if_error(file.read_block_copy(block_copies[layer], page));
-    }
-  }
-
  private:
   static std::vector<nb::ndarray<>> arrays_of(const std::vector<nb::object>& pages) {
     std::vector<nb::ndarray<>> arrays;
     for (const nb::object& page : pages) {
-      arrays.push_back(page.is_none() ? nb::ndarray<>() : page_memory(page, "pages", 1).array);
+      arrays.push_back(page_memory(page, "pages", 1).array);
     }
     return arrays;
   }
@@ -288,9 +265,7 @@ void bind_block_files(nb::module_& module) {
       .def("begin", &BlockFiles::begin, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
            nb::arg("page_bytes"))
       .def("check", &BlockFiles::check, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
-      .def("open", &BlockFiles::open_block, nb::arg("path"), nb::arg("name"), nb::arg("tokens"))
-      .def("load", &BlockFiles::load, nb::arg("path"), nb::arg("name"), nb::arg("tokens"),
-           nb::arg("pages"));
+      .def("open", &BlockFiles::open_block, nb::arg("path"), nb::arg("name"), nb::arg("tokens"));
 }
 
 }  // namespace kvx::python

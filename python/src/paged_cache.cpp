@@ -233,9 +233,20 @@ class PagedCache {
   }
 
   int create_sequence_from(const Tokens& tokens, std::string adapter, std::string image,
-                           std::string tenant, const std::string& session) {
+                           std::string tenant, const std::string& session, bool by_layer) {
     const cache::PrefixKeys keys{std::move(adapter), std::move(image), std::move(tenant)};
-    return locked([&] { return value_of(cache_->create_sequence_from(keys, tokens, session)); });
+    const auto order = by_layer ? tier::LoadOrder::kLayerByLayer : tier::LoadOrder::kWholeBlocks;
+    return locked(
+        [&] { return value_of(cache_->create_sequence_from(keys, tokens, session, order)); });
+  }
+  void wait_for_layer(int sequence, int layer) {
+    locked([&] { throw_if_error(cache_->wait_for_layer(sequence, layer)); });
+  }
+  int64_t end_loading(int sequence) {
+    return locked([&] {
+      throw_if_error(cache_->end_loading(sequence));
+      return cache_->num_tokens(sequence);
+    });
   }
   void retain(int sequence, int64_t first_token, int64_t num_tokens, int priority, bool pin,
               int64_t duration_ms) {
@@ -655,7 +666,10 @@ void bind_paged_cache(nb::module_& module) {
       .def("fork_sequence", &PagedCache::fork_sequence, nb::arg("sequence"))
       .def("truncate", &PagedCache::truncate, nb::arg("sequence"), nb::arg("num_tokens"))
       .def("create_sequence_from", &PagedCache::create_sequence_from, nb::arg("tokens"),
-           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"), nb::arg("session"))
+           nb::arg("adapter"), nb::arg("image"), nb::arg("tenant"), nb::arg("session"),
+           nb::arg("by_layer"))
+      .def("wait_for_layer", &PagedCache::wait_for_layer, nb::arg("sequence"), nb::arg("layer"))
+      .def("end_loading", &PagedCache::end_loading, nb::arg("sequence"))
       .def("retain", &PagedCache::retain, nb::arg("sequence"), nb::arg("first_token"),
            nb::arg("num_tokens"), nb::arg("priority"), nb::arg("pin"), nb::arg("duration_ms"))
       .def("end_session", &PagedCache::end_session, nb::arg("session"))

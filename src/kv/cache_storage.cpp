@@ -196,6 +196,27 @@ cache::SequenceShape CacheStorage::sequence_shape() const {
   return shape;
 }
 
+tier::BlockParts CacheStorage::block_parts() const {
+  const bool has_runs = config.recipe.order == cache::BlockOrder::kHeads;
+  tier::BlockParts parts;
+  parts.layers.resize(static_cast<size_t>(config.geometry.num_layers));
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::vector<int>& members = groups[g].layers;
+    for (int i = 0; i < static_cast<int>(members.size()); ++i) {
+      parts.layers[members[i]] = {g, has_runs || i == 0 ? i : -1};
+    }
+    for (const cache::BlockLayout* layout : {&groups[g].packed, &groups[g].full_precision}) {
+      if (layout == &groups[g].full_precision && !has_full_precision_window()) continue;
+      std::vector<int64_t>& ends = parts.ends.emplace_back();
+      for (size_t i = 1; has_runs && i < layout->layers.size(); ++i) {
+        ends.push_back(layout->layers[i].offset);
+      }
+      ends.push_back(layout->block_bytes);
+    }
+  }
+  return parts;
+}
+
 bool CacheStorage::has_growing_pages() const {
   return !has_full_precision_window() && std::ranges::any_of(groups, [](const GroupPlan& group) {
     return group.packed.page_scale_bytes > 0;

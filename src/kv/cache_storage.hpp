@@ -11,6 +11,7 @@
 #include "kv/plan/group_plan.hpp"
 #include "kv/plan/layer_store.hpp"
 #include "kv/verbs/verbs.hpp"
+#include "tier/block_parts.hpp"
 
 namespace kvx::kv {
 
@@ -35,6 +36,9 @@ struct CacheStorage {
   const GroupPlan& group_of(int layer) const { return groups[group_of_layer[layer]]; }
 
   cache::SequenceShape sequence_shape() const;
+  // Where the layers lie in the blocks of each of the pool's classes. In an order in which a layer
+  // is no run of bytes a block is one part.
+  tier::BlockParts block_parts() const;
   // Whether a page's scale may grow under codes that are there already.
   bool has_growing_pages() const;
   // A group's layers, for copies of all of them.

@@ -49,7 +49,8 @@ Result<int> KvCache::create_sequence() {
 }
 
 Status KvCache::free_sequence(int sequence) {
-  const std::lock_guard lock(table_->mutex);
+  std::unique_lock lock(table_->mutex);
+  KVX_RETURN_IF_ERROR(table_->end_load(lock, sequence));
   KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
   table_->collect();
   if (table_->prefixes) table_->prefixes->store_tail(sequence);
@@ -136,6 +137,7 @@ Status KvCache::check_gather(int sequence, int layer, int64_t first_token,
   if (layer < 0 || layer >= num_layers) {
     return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
   }
+  if (table_->is_loading(sequence)) return SequenceTable::still_loads(sequence);
   const cache::Sequence& tokens = table_->sequences[sequence];
   if (first_token < 0 || num_tokens < 0 || num_tokens > tokens.num_tokens() - first_token) {
     return out_of_range("{} tokens from {} are wanted; the sequence has {}", num_tokens,

@@ -94,8 +94,20 @@ class KvCache {
   // sha256; OUT_OF_RANGE: max_sequences are in use.
   // session: the conversation that it belongs to, for end_session() and delete_session(); "": none.
   // Blocks of equal tokens are shared between sessions.
+  // kLayerByLayer: this does not wait for blocks of the host's and disks' tiers. Until
+  // end_loading(), or the end of the sequence's first step, it takes part in steps alone, and each
+  // layer of a step waits for its own part of the blocks.
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens,
-                                   std::string_view session = {});
+                                   std::string_view session = {},
+                                   tier::LoadOrder order = tier::LoadOrder::kWholeBlocks);
+  // Waits until layers [0, layer] of a sequence that loads are there; a step's layers do it
+  // themselves. Its writer calls it. INVALID_ARGUMENT: no such sequence or layer; INTERNAL_ERROR: a
+  // block's bytes have changed in their tier, or a disk did not give them back: the sequence's step
+  // is to be cancelled, and end_loading() leaves it what came whole.
+  Status wait_for_layer(int sequence, int layer) const;
+  // Waits for all; num_tokens() says what the sequence has then. INVALID_ARGUMENT: no such
+  // sequence, or it is in an open step.
+  Status end_loading(int sequence);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.
   // INVALID_ARGUMENT or OUT_OF_RANGE, nothing changed: no such sequence, it is in an open step,
@@ -256,10 +268,12 @@ class KvCache {
   Result<int64_t> erase(const cache::Erasure& erasure);
   // The lock is held by who calls these.
   tier::Promotion bring_back(std::unique_lock<std::mutex>& lock, int sequence,
-                             std::span<const int32_t> tokens, int64_t max_blocks);
+                             std::span<const int32_t> tokens, int64_t max_blocks,
+                             tier::LoadOrder order);
   std::vector<tier::StoreAnswer> ask_stores(std::unique_lock<std::mutex>& lock, int sequence,
                                             std::span<const int32_t> tokens, int64_t max_blocks);
   void finish(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion);
+  void finish_layers(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion);
   int64_t most_cached_blocks(std::span<const int32_t> tokens) const;
 
   std::unique_ptr<SequenceTable> table_;

@@ -8,8 +8,8 @@ namespace kvx::kv {
 // ---- prefixes
 
 Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
-                                          std::span<const int32_t> tokens,
-                                          std::string_view session) {
+                                          std::span<const int32_t> tokens, std::string_view session,
+                                          tier::LoadOrder order) {
   if (!table_->prefixes) return prefixes_are_off();
   const LatencyTimer timer(table_->latencies.lookup);
   std::unique_lock lock(table_->mutex);
@@ -20,11 +20,16 @@ Result<int> KvCache::create_sequence_from(const cache::PrefixKeys& keys,
   tier::Promotion promotion;
   if (table_->tiers) {
     table_->uses[sequence] = SequenceUse::kInStep;  // nobody else's while the lock is open
-    promotion = bring_back(lock, sequence, tokens, max_blocks);
+    promotion = bring_back(lock, sequence, tokens, max_blocks, order);
   }
-  const auto adopted =
-      table_->prefixes->adopt(sequence, table_->sequences[sequence], tokens, max_blocks);
-  if (table_->tiers) table_->tiers->release(promotion);
+  const auto adopted = table_->prefixes->adopt(sequence, table_->sequences[sequence], tokens,
+                                               max_blocks, promotion.coming);
+  if (adopted.ok() && !promotion.layers.empty()) {
+    table_->loads[sequence] = std::make_shared<tier::Promotion>(std::move(promotion));
+  } else if (table_->tiers) {
+    finish_layers(lock, promotion);
+    table_->tiers->release(promotion);
+  }
   table_->uses[sequence] = adopted.ok() ? SequenceUse::kIdle : SequenceUse::kFree;
   if (!adopted.ok()) {
     table_->prefixes->end(sequence);

@@ -22,14 +22,17 @@ int64_t KvCache::most_cached_blocks(std::span<const int32_t> tokens) const {
 
 // What the tiers have of the tokens, in the pool; the lock is open while this waits.
 tier::Promotion KvCache::bring_back(std::unique_lock<std::mutex>& lock, int sequence,
-                                    std::span<const int32_t> tokens, int64_t max_blocks) {
+                                    std::span<const int32_t> tokens, int64_t max_blocks,
+                                    tier::LoadOrder order) {
   const auto answers = ask_stores(lock, sequence, tokens, max_blocks);
-  tier::Promotion promotion = table_->prefixes->promote(sequence, tokens, max_blocks, answers);
+  tier::Promotion promotion =
+      table_->prefixes->promote(sequence, tokens, max_blocks, answers, order);
   if (promotion.ran_short && table_->has_stores()) {  // on their way out blocks take room
     table_->drain_stores(lock);
     finish(lock, promotion);
+    finish_layers(lock, promotion);
     table_->tiers->release(promotion);
-    promotion = table_->prefixes->promote(sequence, tokens, max_blocks, answers);
+    promotion = table_->prefixes->promote(sequence, tokens, max_blocks, answers, order);
   }
   finish(lock, promotion);
   return promotion;
@@ -57,6 +60,36 @@ void KvCache::finish(std::unique_lock<std::mutex>& lock, const tier::Promotion& 
     table_->collect();  // while others are on their way
   }
   table_->collect();
+}
+
+// The same of what comes layer by layer.
+void KvCache::finish_layers(std::unique_lock<std::mutex>& lock, const tier::Promotion& promotion) {
+  if (promotion.layers.empty()) return;
+  lock.unlock();
+  tier::wait_for_layer(promotion, tier::num_layers(promotion) - 1);
+  lock.lock();
+  table_->collect();
+}
+
+Status KvCache::wait_for_layer(int sequence, int layer) const {
+  const int num_layers = config().geometry.num_layers;
+  if (layer < 0 || layer >= num_layers) {
+    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
+  }
+  std::shared_ptr<tier::Promotion> load;
+  {
+    const std::lock_guard lock(table_->mutex);
+    if (!table_->holds(sequence)) {
+      return invalid_argument("sequence is {}; it is not in use", sequence);
+    }
+    load = table_->loads[sequence];
+  }
+  return load ? table_->wait_for_layer(*load, layer) : Status();
+}
+
+Status KvCache::end_loading(int sequence) {
+  std::unique_lock lock(table_->mutex);
+  return table_->end_load(lock, sequence);
 }
 
 Result<Prefetch> KvCache::prefetch(const cache::PrefixKeys& keys, std::span<const int32_t> tokens) {

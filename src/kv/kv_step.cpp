@@ -48,6 +48,10 @@ Status KvStep::begin(std::span<const StepEntry> entries) {
   }
   begin_pages();
   begin_outgoing();
+  loads_.clear();
+  for (const StepEntry& entry : entries_) {
+    if (table_.loads[entry.sequence]) loads_.push_back(table_.loads[entry.sequence]);
+  }
   lock.unlock();
   table_.latencies.step_begin.add(std::chrono::steady_clock::now() - began_);
   is_open_ = true;
@@ -387,7 +391,9 @@ Status KvStep::commit() {
     const Status committed =
         table_.sequences[entries_[i].sequence].commit(*storage_.pool, growths_[i]);
     if (!committed.ok() && first_failure.ok()) first_failure = committed;
+    table_.commit_load(entries_[i].sequence);
   }
+  loads_.clear();
   release_sequences();
   is_open_ = false;
   table_.latencies.step.add(std::chrono::steady_clock::now() - began_);
@@ -433,6 +439,7 @@ Status KvStep::end(std::span<const int> kept_tokens) {
 Status KvStep::cancel() {
   if (!is_open_) return invalid_argument("no step is open; begin one first");
   is_open_ = false;
+  loads_.clear();
   const std::lock_guard lock(table_.mutex);
   release_sequences();
   end_outgoing("the step that completes the sequence was cancelled");

@@ -9,6 +9,9 @@
 // window for it is packed, in this layer alone, and the new one is written in its place. Layers are
 // independent of each other, since each has bytes of its own in every block.
 //
+// A sequence may still be loading its beginning from the tiers, layer by layer: a layer of the step
+// waits for its own part of it (tier/chain/promotion.hpp).
+//
 // A writer thread owns one and uses it again and again. Steps of different sequences may be open at
 // once, each in its own thread: a step takes the cache's lock to begin and to end, for its
 // bookkeeping alone; bytes move and attention runs without it.
@@ -98,6 +101,7 @@ class KvStep {
   Status commit();
   // ... and not by these.
   Status check_layer(int layer) const;
+  Status wait_for_loads(int layer) const;
   Status check_tree_mask(const AttentionParams& params) const;
   Status move_bytes();
   Status copy_open_blocks();
@@ -125,6 +129,8 @@ class KvStep {
   std::vector<Pass> passes_;
   // Sequences of the step that leave for another process with it.
   std::vector<std::shared_ptr<OutgoingSequence>> outgoing_;
+  // Of sequences of the step that still load layer by layer.
+  std::vector<std::shared_ptr<tier::Promotion>> loads_;
   // Of the pass that is described, as tables_.
   std::vector<int64_t> positions_;
   std::vector<int32_t> q_starts_;

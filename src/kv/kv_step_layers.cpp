@@ -146,8 +146,14 @@ Status KvStep::append(int layer, FloatRows k, FloatRows v) {
   return run_passes(layer, k, v, nullptr);
 }
 
+Status KvStep::wait_for_loads(int layer) const {
+  for (const auto& load : loads_) KVX_RETURN_IF_ERROR(table_.wait_for_layer(*load, layer));
+  return {};
+}
+
 // attend: of all rows, without tables; null: nothing is asked of the rows.
 Status KvStep::run_passes(int layer, FloatRows k, FloatRows v, const ops::AttendArgs* attend) {
+  KVX_RETURN_IF_ERROR(wait_for_loads(layer));
   if (passes_.size() > 1) {
     if (layer_states_[layer] != LayerState::kUntouched) {
       return invalid_argument(

@@ -136,9 +136,10 @@ bool PrefixCache::is_full_precision(const cache::Sequence& blocks, int group, in
 }
 
 Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
-                                   std::span<const int32_t> tokens, int64_t max_blocks) {
+                                   std::span<const int32_t> tokens, int64_t max_blocks,
+                                   const cache::ComingBlocks& coming) {
   Log& log = logs_[sequence];
-  const cache::PrefixMatch match = index_.match(log.scope, tokens, max_blocks);
+  const cache::PrefixMatch match = index_.match(log.scope, tokens, max_blocks, coming);
   std::vector<cache::GroupPrefix> prefixes;
   for (int group = 0; group < blocks.num_groups(); ++group) {
     const cache::GroupMatch& found = match.groups[group];
@@ -147,9 +148,10 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
     for (int64_t block = 0; block < match.num_blocks(); ++block) {
       const bool full_precision =
           in_full.is_on() && (block < in_full.sink_blocks || block >= found.first_recent_block);
-      ids_[group].push_back(
-          index_.block_of(match.nodes[block], group,
-                          full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked));
+      const BlockKind kind = full_precision ? BlockKind::kFullPrecision : BlockKind::kPacked;
+      const int32_t cached = index_.block_of(match.nodes[block], group, kind);
+      ids_[group].push_back(cached != kNoBlock ? cached
+                                               : coming.find(match.nodes[block], group, kind));
     }
     prefixes.push_back({ids_[group], found.first_block, found.first_recent_block});
   }
@@ -171,10 +173,14 @@ Result<int64_t> PrefixCache::adopt(int sequence, cache::Sequence& blocks,
   index_.pin(tip(log));
   index_.unpin(old_tip);
   if (tiers_) tiers_->follow(log.way, log.tokens, match.num_blocks());
-  for (int64_t block = 0; tiers_ && block < match.num_blocks(); ++block) {
-    store_block(log, block, false);
-  }
+  store_blocks(sequence);
   return num_tokens;
+}
+
+void PrefixCache::store_blocks(int sequence) {
+  if (!tiers_) return;
+  const Log& log = logs_[sequence];
+  for (int64_t block = 0; block < std::ssize(log.nodes); ++block) store_block(log, block, false);
 }
 
 Status PrefixCache::record(int sequence, const cache::Sequence& blocks,

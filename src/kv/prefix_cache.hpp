@@ -53,9 +53,9 @@ class PrefixCache final : public cache::EvictionListener {
   void fork(int from, int to);
   // Sends what the tiers have of `tokens` on its way to the pool. Requires: set_tiers().
   tier::Promotion promote(int sequence, std::span<const int32_t> tokens, int64_t max_blocks,
-                          std::span<const tier::StoreAnswer> answers) {
+                          std::span<const tier::StoreAnswer> answers, tier::LoadOrder order) {
     const Log& log = logs_[sequence];
-    return tiers_->promote(log.scope, log.way, tokens, max_blocks, answers);
+    return tiers_->promote(log.scope, log.way, tokens, max_blocks, answers, order);
   }
   // Asks the stores for what nobody here has of `tokens`. Requires: set_tiers().
   std::vector<tier::StoreAnswer> look_up(int sequence, std::span<const int32_t> tokens,
@@ -64,9 +64,11 @@ class PrefixCache final : public cache::EvictionListener {
     return tiers_->look_up(log.scope, log.way, tokens, max_blocks);
   }
   // Begins `sequence` with the longest cached prefix of `tokens`, at most max_blocks; returns how
-  // many tokens. Requires: begin() was called and nothing recorded.
+  // many tokens. `coming` counts as cached. Requires: begin() was called and nothing recorded.
   Result<int64_t> adopt(int sequence, cache::Sequence& blocks, std::span<const int32_t> tokens,
-                        int64_t max_blocks);
+                        int64_t max_blocks, const cache::ComingBlocks& coming = {});
+  // What was coming when the sequence adopted it is cached now: stores get it.
+  void store_blocks(int sequence);
 
   // The sequence's next tokens: blocks that are full of them can be found from now on.
   // OUT_OF_RANGE, nothing changed: more tokens than the sequence has.

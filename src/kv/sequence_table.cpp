@@ -29,6 +29,7 @@ Status SequenceTable::create_sequences() {
   }
   uses.assign(storage.config.max_sequences, SequenceUse::kFree);
   outgoing.resize(sequences.size());
+  loads.resize(sequences.size());
   return {};
 }
 
@@ -59,7 +60,8 @@ Status SequenceTable::create_tiers() {
     const ops::CudaContext& context = storage.place->context;
     return tier::cuda_link(context.device.index, context.stream, *storage.place->pinned);
   };
-  const tier::FirstTier first{storage.pool.get(), &prefixes->index(), &prefixes->shape()};
+  parts = storage.block_parts();
+  const tier::FirstTier first{storage.pool.get(), &prefixes->index(), &prefixes->shape(), &parts};
   KVX_ASSIGN_OR_RETURN(
       tiers, tier::TierChain::create(first, storage.pool_fingerprint(prefixes->fingerprint()),
                                      storage.config.prefix.hash, storage.config.tiers, make_link));
@@ -105,7 +107,67 @@ Status SequenceTable::check_sequence(int sequence) const {
   if (uses[sequence] == SequenceUse::kInStep) {
     return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
   }
+  if (is_loading(sequence)) return still_loads(sequence);
   return {};
+}
+
+// ---- loads layer by layer
+
+Error SequenceTable::still_loads(int sequence) {
+  return invalid_argument(
+      "sequence {} is still loading layer by layer; expected the end of its first step, or "
+      "kvx_sequence_end_loading, before this call",
+      sequence);
+}
+
+Status SequenceTable::wait_for_layer(const tier::Promotion& load, int layer) const {
+  tier::wait_for_layer(load, layer);
+  const std::lock_guard lock(mutex);
+  collect();
+  if (load.problem->empty()) return {};
+  return internal_error(
+      "{}: the sequence does not begin with all that it was to load; cancel its step and call "
+      "kvx_sequence_end_loading, which leaves it what came whole",
+      *load.problem);
+}
+
+void SequenceTable::commit_load(int sequence) {
+  if (!loads[sequence]) return;
+  tier::Promotion& load = *loads[sequence];
+  if (!tier::is_layer_there(load, tier::num_layers(load) - 1)) return;
+  collect();
+  if (!load.problem->empty()) return;
+  prefixes->store_blocks(sequence);
+  tiers->release(load);
+  loads[sequence].reset();
+}
+
+Status SequenceTable::end_load(std::unique_lock<std::mutex>& lock, int sequence) {
+  if (!holds(sequence)) return invalid_argument("sequence is {}; it is not in use", sequence);
+  if (uses[sequence] == SequenceUse::kInStep) {
+    return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
+  }
+  if (!loads[sequence]) return {};
+  const std::shared_ptr<tier::Promotion> load = loads[sequence];
+  uses[sequence] = SequenceUse::kInStep;
+  lock.unlock();
+  tier::wait_for_layer(*load, tier::num_layers(*load) - 1);
+  lock.lock();
+  uses[sequence] = SequenceUse::kIdle;
+  commit_load(sequence);
+  if (!loads[sequence]) return {};
+  const std::span<const int32_t> recorded = prefixes->tokens(sequence);
+  const std::vector<int32_t> tokens(recorded.begin(), recorded.end());
+  prefixes->truncate(sequence, 0);
+  Status status = sequences[sequence].clear(*storage.pool);
+  if (status.ok()) {
+    const auto num_blocks = std::ssize(tokens) / storage.config.block_size;
+    const auto adopted = prefixes->adopt(sequence, sequences[sequence], tokens, num_blocks);
+    if (!adopted.ok()) status = adopted.error();
+  }
+  tiers->release(*load);
+  loads[sequence].reset();
+  return status;
 }
 
 void SequenceTable::abandon_outgoing(int sequence, std::string why) {

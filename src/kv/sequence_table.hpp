@@ -53,10 +53,23 @@ struct SequenceTable {
     return sequence >= 0 && sequence < storage.config.max_sequences &&
            uses[sequence] != SequenceUse::kFree;
   }
-  // INVALID_ARGUMENT: the sequence is not in use, or in an open step.
+  // INVALID_ARGUMENT: the sequence is not in use, in an open step, or still loading.
   Status check_sequence(int sequence) const;
+  static Error still_loads(int sequence);
+  // Its writer's to ask.
+  bool is_loading(int sequence) const { return loads[sequence] != nullptr; }
+  // The blocks of a load whose layers are all there are the cache's; nothing where they are not, or
+  // where one of them did not come whole.
+  void commit_load(int sequence);
+  // The same, and waits until they are there; the lock is open meanwhile, and the sequence nobody
+  // else's. Where a block did not come whole the sequence begins with what did, as if it were made
+  // anew. INVALID_ARGUMENT: the sequence is not in use, or in an open step.
+  Status end_load(std::unique_lock<std::mutex>& lock, int sequence);
   // Commits what has moved between the tiers by now.
   void collect() const;
+  // Without the lock: waits until a load's layers [0, layer] are there. INTERNAL_ERROR: a block did
+  // not come whole.
+  Status wait_for_layer(const tier::Promotion& load, int layer) const;
   bool is_drained() const { return !tiers || tiers->is_idle(); }
   // Whether blocks of the pool are on their way to a tier, or wait for loads that are late.
   bool has_stores() const { return tiers && (tiers->num_stores() > 0 || tiers->has_late_loads()); }
@@ -89,9 +102,11 @@ struct SequenceTable {
   std::vector<SequenceUse> uses;                            // [sequences]
   std::vector<Speculation> speculations;                    // [sequences], or none
   std::vector<std::shared_ptr<OutgoingSequence>> outgoing;  // [sequences], null: it is not
+  std::vector<std::shared_ptr<tier::Promotion>> loads;      // [sequences], null: all is there
   std::unique_ptr<PrefixCache> prefixes;                    // null while they are off
   bool has_warned_of_nonfinite = false;
   std::atomic<int64_t> nonfinite_inputs = 0;
+  tier::BlockParts parts;
   std::unique_ptr<tier::TierChain> tiers;  // null without any
   PrefixListener listener;                 // the caller's
   PrefixListener publisher;

@@ -1,6 +1,6 @@
-// The checksum that a block carries from tier to tier: of a block of up to 256 KiB its XXH3-128; of
-// a larger one that of its pieces' checksums, so that threads can share a block. Every copier
-// computes this one.
+// The checksum that a block carries from tier to tier: of a part of up to 256 KiB its XXH3-128; of
+// a larger one that of its pieces' checksums, so that threads can share a part. A block's is that
+// of its parts' checksums. Every copier computes this one.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/prefix/content_hash.hpp"
+#include "tier/block_copier.hpp"
 
 namespace kvx::tier {
 
@@ -35,6 +36,29 @@ inline cache::ContentHash block_checksum(std::span<const uint8_t> block) {
   return checksum_by_pieces(block.size(), [block](size_t at, size_t count) {
     return cache::checksum(block.subspan(at, count));
   });
+}
+
+// Each part of a transfer in turn, by visit(first byte, number of bytes).
+template <class Visit>
+void for_each_part(const BlockTransfer& transfer, const Visit& visit) {
+  int64_t begin = 0;
+  const auto visit_to = [&](int64_t end) {
+    visit(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    begin = end;
+  };
+  if (transfer.part_ends.empty()) return visit_to(transfer.bytes);
+  for (const int64_t end : transfer.part_ends) visit_to(end);
+}
+
+// The checksums of a transfer's parts, by checksum_of(first byte, number of bytes), joined; each
+// goes where the transfer says.
+template <class ChecksumOf>
+cache::ContentHash checksum_by_parts(const BlockTransfer& transfer, const ChecksumOf& checksum_of) {
+  std::vector<cache::ContentHash> parts;
+  for_each_part(transfer,
+                [&](size_t begin, size_t bytes) { parts.push_back(checksum_of(begin, bytes)); });
+  if (transfer.checksums != nullptr) std::ranges::copy(parts, transfer.checksums);
+  return join_checksums(parts);
 }
 
 // Copies, and returns the checksum of what was copied. Requires: as many bytes on both sides.

@@ -17,16 +17,18 @@ class FileMemory;
 
 enum class Direction : uint8_t { kStore, kLoad };  // away from the first tier, back to it
 
-// Both sides stay where they are until it is done.
+// Both sides stay where they are until it is done, and so do the places of the checksums.
 struct BlockTransfer {
   const uint8_t* from = nullptr;
   uint8_t* to = nullptr;
   int64_t bytes = 0;
+  std::span<const int64_t> part_ends = {};  // of parts with checksums of their own; none: it is one
+  cache::ContentHash* checksums = nullptr;  // [parts] that were copied, or null: they are not kept
 };
 
 struct CopiedBlock {
   bool is_copied = false;  // false: a device or disk refused, the target's bytes are unspecified
-  cache::ContentHash checksum;
+  cache::ContentHash checksum;  // its parts', joined
 };
 
 // One thread starts and one finishes; they are the same where max_started() is 1. Batches are

@@ -115,20 +115,24 @@ void CudaCopier::hash(Direction direction, std::span<const BlockTransfer> transf
   block_copies_.clear();
   for (const BlockTransfer& one : transfers) {
     const uint8_t* const on_host = direction == Direction::kLoad ? one.from : one.to;
-    for (int64_t at = 0; at < one.bytes; at += kChecksumPieceBytes) {
-      const int64_t bytes = std::min(kChecksumPieceBytes, one.bytes - at);
-      block_copies_.push_back({on_host + at, static_cast<size_t>(bytes)});
-    }
+    for_each_part(one, [&](size_t begin, size_t bytes) {
+      for (size_t at = 0; at < bytes; at += kChecksumPieceBytes) {
+        block_copies_.push_back(
+            {on_host + begin + at, std::min<size_t>(kChecksumPieceBytes, bytes - at)});
+      }
+    });
   }
   hashes_.resize(block_copies_.size());
   executor_->parallel_for(static_cast<int>(block_copies_.size()),
                           [&](int i) { hashes_[i] = cache::checksum(block_copies_[i]); });
   auto next = std::span<const cache::ContentHash>(hashes_);
-  for (size_t i = 0; i < transfers.size(); ++i) {
-    const int64_t num_block_copies = ceil_div(transfers[i].bytes, kChecksumPieceBytes);
-    const auto own = next.first(static_cast<size_t>(num_block_copies));
+  const auto join_part = [&next](size_t, size_t bytes) {
+    const auto own = next.first(ceil_div<size_t>(bytes, kChecksumPieceBytes));
     next = next.subspan(own.size());
-    results[i] = {true, join_checksums(own)};
+    return join_checksums(own);
+  };
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    results[i] = {true, checksum_by_parts(transfers[i], join_part)};
   }
 }
 

@@ -37,10 +37,10 @@ class FileCopier final : public BlockCopier {
     uint8_t* staged = staging_.data() + static_cast<int64_t>(slot) * block_copy_bytes();
     for (const BlockTransfer& one : transfers) {
       if (direction == Direction::kStore) {
-        batch.transfers.push_back({one.from, staged, one.bytes});
+        batch.transfers.push_back({one.from, staged, one.bytes, one.part_ends, one.checksums});
       } else {
         batch.read.push_back(files_.read(one.from, {staged, static_cast<size_t>(one.bytes)}));
-        batch.transfers.push_back({staged, one.to, one.bytes});
+        batch.transfers.push_back({staged, one.to, one.bytes, one.part_ends, one.checksums});
       }
       staged += one.bytes;
     }

@@ -14,9 +14,11 @@ class HostCopier final : public BlockCopier {
   void finish(Direction, std::span<const BlockTransfer> transfers,
               std::span<CopiedBlock> results) override {
     for (size_t i = 0; i < transfers.size(); ++i) {
-      const auto bytes = static_cast<size_t>(transfers[i].bytes);
-      results[i] = {true,
-                    copy_with_block_checksum({transfers[i].to, bytes}, {transfers[i].from, bytes})};
+      const BlockTransfer& one = transfers[i];
+      const auto copy_part = [&one](size_t at, size_t bytes) {
+        return copy_with_block_checksum({one.to + at, bytes}, {one.from + at, bytes});
+      };
+      results[i] = {true, checksum_by_parts(one, copy_part)};
     }
   }
 };

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "tier/block_checksum.hpp"
+
 namespace kvx::tier {
 
 using cache::BlockKind;
@@ -50,12 +52,10 @@ Result<std::vector<cache::BlockClassSpec>> plan_classes(const cache::BlockPool& 
 
 }  // namespace
 
-Result<std::unique_ptr<HostTier>> HostTier::create(cache::BlockPool& pool,
-                                                   cache::PrefixIndex& index,
-                                                   const cache::SequenceShape& shape,
-                                                   std::string fingerprint,
-                                                   cache::HashAlgorithm algorithm,
-                                                   const TierConfig& config, TierLink link) {
+Result<std::unique_ptr<HostTier>> HostTier::create(
+    cache::BlockPool& pool, cache::PrefixIndex& index, const cache::SequenceShape& shape,
+    std::string fingerprint, cache::HashAlgorithm algorithm, const TierConfig& config,
+    TierLink link, BlockParts parts) {
   KVX_ASSIGN_OR_RETURN(const auto classes, plan_classes(pool, config));
   if (config.kind == TierKind::kDisk) {
     KVX_ASSIGN_OR_RETURN(link, file_link(config.folder, std::move(link), pool.max_block_bytes()));
@@ -64,13 +64,14 @@ Result<std::unique_ptr<HostTier>> HostTier::create(cache::BlockPool& pool,
   KVX_ASSIGN_OR_RETURN(cache::BlockPool own,
                        cache::BlockPool::create(*link.memory, classes, options));
   return std::unique_ptr<HostTier>(new HostTier(config.kind, pool, index, shape, std::move(own),
-                                                std::move(fingerprint), algorithm,
-                                                std::move(link)));
+                                                std::move(fingerprint), algorithm, std::move(link),
+                                                std::move(parts)));
 }
 
 HostTier::HostTier(TierKind kind, cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
                    const cache::SequenceShape& shape, cache::BlockPool pool,
-                   std::string fingerprint, cache::HashAlgorithm algorithm, TierLink link)
+                   std::string fingerprint, cache::HashAlgorithm algorithm, TierLink link,
+                   BlockParts parts)
     : kind_(kind),
       first_pool_(&first_pool),
       first_index_(&first_index),
@@ -79,11 +80,12 @@ HostTier::HostTier(TierKind kind, cache::BlockPool& first_pool, cache::PrefixInd
       files_(link.files),
       pool_(std::move(pool)),
       index_(cache::PrefixIndex::create(pool_, shape, std::move(fingerprint), algorithm).value()),
+      parts_(std::move(parts)),
       queue_(std::make_unique<TransferQueue>(std::move(link.copier))) {
   pool_.set_eviction_listener(this);
   num_waiting_.resize(static_cast<size_t>(pool_.num_classes()));
   for (int c = 0; c < pool_.num_classes(); ++c) {
-    checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c)));
+    checksums_.emplace_back(static_cast<size_t>(pool_.num_blocks(c) * parts_.num_parts(c)));
   }
 }
 
@@ -108,7 +110,7 @@ void HostTier::store(int32_t node, int group, BlockKind kind, int32_t first_id) 
     (void)pool_.touch(block_class, present);
     return;
   }
-  Job job{group, kind, block_class, node, first_id, kNoBlock};
+  const Job job{group, kind, block_class, node, first_id, kNoBlock};
   if (stores_under_way_.contains(key_of(job))) return;
   if (!first_pool_->retain(block_class, first_id).ok()) {
     ++num_dropped_;
@@ -152,8 +154,14 @@ void HostTier::push(Direction direction, const Job& job, std::shared_ptr<Transfe
   const int64_t bytes = pool_.block_bytes(job.block_class);
   uint8_t* const first = first_pool_->region(job.block_class) + job.first_id * bytes;
   uint8_t* const host = block_bytes(job.block_class, job.host_id);
-  const bool is_store = direction == Direction::kStore;
-  const BlockTransfer block{is_store ? first : host, is_store ? host : first, bytes};
+  const std::span<const int64_t> ends = parts_.ends_of(job.block_class);
+  BlockTransfer block{host, first, bytes, ends};
+  if (direction == Direction::kStore) {
+    block = {first, host, bytes, ends, checksums_of(job.block_class, job.host_id).data()};
+  } else if (job.part >= 0 && !ends.empty()) {
+    const int64_t begin = parts_.begin_of(job.block_class, job.part);
+    block = {host + begin, first + begin, ends[static_cast<size_t>(job.part)] - begin};
+  }
   queue_->push({direction, block, jobs_.add(job), std::move(group)});
 }
 
@@ -179,7 +187,6 @@ void HostTier::cancel_waiting_stores() {
 void HostTier::finish_store(const Job& job, const FinishedTransfer& done) {
   stores_under_way_.erase(key_of(job));
   if (done.block.is_copied && index_.attach(job.node, job.group, job.kind, job.host_id).ok()) {
-    checksums_[job.block_class][job.host_id] = done.block.checksum;
     ++num_stored_;
     store_latency_.add(done.microseconds);
   } else {
@@ -200,20 +207,62 @@ void HostTier::start_load(const TierLoad& load, std::shared_ptr<TransferGroup> g
        std::move(group));
 }
 
+void HostTier::start_part(const TierLoad& load, int part, std::shared_ptr<BlockInParts> block,
+                          std::shared_ptr<TransferGroup> group) {
+  if (part == 0) {
+    (void)pool_.retain(load.block_class, load.from_id);
+    touch(load.block_class, load.from_id);
+  }
+  push(Direction::kLoad,
+       {load.group, load.kind, load.block_class, load.node, load.first_id, load.from_id, part,
+        std::move(block)},
+       std::move(group));
+}
+
 void HostTier::finish_load(const Job& job, const FinishedTransfer& done) {
-  if (done.block.is_copied && done.block.checksum == checksums_[job.block_class][job.host_id]) {
+  if (job.part >= 0) return finish_part(job, done);
+  if (done.block.is_copied &&
+      done.block.checksum == join_checksums(checksums_of(job.block_class, job.host_id))) {
     if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
     load_latency_.add(done.microseconds);
   } else {
-    ++num_bad_;
-    last_problem_ =
-        fmt::format("block {} of class '{}' {}", job.host_id, pool_.name(job.block_class),
-                    done.block.is_copied ? "has another checksum than when it came"
-                                         : "could not be copied back");
-    index_.on_evict(job.block_class, job.host_id);
-    (void)pool_.discard(job.block_class, job.host_id);
+    note_bad(job, done.block.is_copied);
+    forget(job);
   }
   (void)pool_.release(job.block_class, job.host_id);
+}
+
+// The queue keeps their order: the last part is the last one to finish.
+void HostTier::finish_part(const Job& job, const FinishedTransfer& done) {
+  const std::span<const cache::ContentHash> expected = checksums_of(job.block_class, job.host_id);
+  const auto part = static_cast<size_t>(job.part);
+  const bool is_whole = done.block.is_copied && done.block.checksum == expected[part];
+  if (!is_whole && !job.block->is_bad) {
+    note_bad(job, done.block.is_copied);
+    job.block->is_bad = true;
+    if (job.block->problem->empty()) *job.block->problem = last_problem_;
+  }
+  if (part + 1 < expected.size()) return;
+  if (job.block->is_bad) {
+    forget(job);
+  } else {
+    if (first_index_->attach(job.node, job.group, job.kind, job.first_id).ok()) ++num_loaded_;
+    load_latency_.add(done.microseconds);
+  }
+  (void)pool_.release(job.block_class, job.host_id);
+}
+
+void HostTier::note_bad(const Job& job, bool is_copied) {
+  ++num_bad_;
+  last_problem_ = fmt::format(
+      "block {} of class '{}' {}", job.host_id, pool_.name(job.block_class),
+      is_copied ? "has another checksum than when it came" : "could not be copied back");
+}
+
+// Nobody finds the block here any more.
+void HostTier::forget(const Job& job) {
+  index_.on_evict(job.block_class, job.host_id);
+  (void)pool_.discard(job.block_class, job.host_id);
 }
 
 // ---- what there is

@@ -23,6 +23,7 @@
 
 #include "cache/prefix/erasure.hpp"
 #include "cache/prefix/prefix_index.hpp"
+#include "tier/block_parts.hpp"
 #include "tier/chain/promotion.hpp"
 #include "tier/chain/tier_config.hpp"
 #include "tier/job_list.hpp"
@@ -57,12 +58,10 @@ class HostTier final : public cache::EvictionListener {
   // it to that pool's memory. OUT_OF_RANGE: a budget smaller than a block of each class (the
   // message names the bytes), or memory or the disk is short; UNSUPPORTED: blocks in several
   // regions; INVALID_ARGUMENT: a folder that may not be written.
-  static Result<std::unique_ptr<HostTier>> create(cache::BlockPool& pool, cache::PrefixIndex& index,
-                                                  const cache::SequenceShape& shape,
-                                                  std::string fingerprint,
-                                                  cache::HashAlgorithm algorithm,
-                                                  const TierConfig& config,
-                                                  TierLink link = host_link());
+  static Result<std::unique_ptr<HostTier>> create(
+      cache::BlockPool& pool, cache::PrefixIndex& index, const cache::SequenceShape& shape,
+      std::string fingerprint, cache::HashAlgorithm algorithm, const TierConfig& config,
+      TierLink link = host_link(), BlockParts parts = {});
   ~HostTier() override;
 
   // Nodes of a sequence's way: pin_scope(), insert(), pin(), unpin().
@@ -78,6 +77,10 @@ class HostTier final : public cache::EvictionListener {
   // This tier's block sets out for the node and block of the first tier that the load names.
   // Requires: the first tier's block has a user until the group is done and collect() was called.
   void start_load(const TierLoad& load, std::shared_ptr<TransferGroup> group);
+  // One part of it, after those before it; the block can be found when the last one has come, if
+  // all have come whole. Requires: start_load()'s until then; the parts share one `block`.
+  void start_part(const TierLoad& load, int part, std::shared_ptr<BlockInParts> block,
+                  std::shared_ptr<TransferGroup> group);
   // Blocks of a match are wanted here.
   void touch(int block_class, int32_t id) { (void)pool_.touch(block_class, id); }
 
@@ -133,11 +136,13 @@ class HostTier final : public cache::EvictionListener {
     int32_t node = cache::kNoNode;
     int32_t first_id = cache::kNoBlock;
     int32_t host_id = cache::kNoBlock;
+    int part = -1;  // of a load in parts
+    std::shared_ptr<BlockInParts> block = nullptr;
   };
   friend class Demotion;  // its pool, index and checksums are what it moves
   HostTier(TierKind kind, cache::BlockPool& first_pool, cache::PrefixIndex& first_index,
            const cache::SequenceShape& shape, cache::BlockPool pool, std::string fingerprint,
-           cache::HashAlgorithm algorithm, TierLink link);
+           cache::HashAlgorithm algorithm, TierLink link, BlockParts parts);
   int class_of(int group, cache::BlockKind kind) const;
   int64_t key_of(const Job& job) const;
   void start_store(Job job);
@@ -145,6 +150,15 @@ class HostTier final : public cache::EvictionListener {
   void push(Direction direction, const Job& job, std::shared_ptr<TransferGroup> group);
   void finish_store(const Job& job, const FinishedTransfer& done);
   void finish_load(const Job& job, const FinishedTransfer& done);
+  void finish_part(const Job& job, const FinishedTransfer& done);
+  void note_bad(const Job& job, bool is_copied);
+  void forget(const Job& job);
+  // Of the parts of a block of this tier.
+  std::span<cache::ContentHash> checksums_of(int block_class, int32_t id) {
+    const int64_t num_parts = parts_.num_parts(block_class);
+    return std::span(checksums_[block_class])
+        .subspan(static_cast<size_t>(id * num_parts), static_cast<size_t>(num_parts));
+  }
 
   const TierKind kind_;
   cache::BlockPool* first_pool_;
@@ -154,7 +168,8 @@ class HostTier final : public cache::EvictionListener {
   FileMemory* files_;                          // the same, where it lies in files; else null
   cache::BlockPool pool_;
   cache::PrefixIndex index_;
-  std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks]
+  BlockParts parts_;
+  std::vector<std::vector<cache::ContentHash>> checksums_;  // [classes][blocks * parts]
   JobList<Job> jobs_;
   bool moves_down_ = false;
   std::deque<Job> waiting_;           // stores without a block of this tier

@@ -48,8 +48,10 @@ void write_and_leave(KvCache& cache, int seed, int num_tokens) {
 }
 
 // What a sequence that begins with what is cached of stream `seed` gives for the rest.
-std::vector<float> continue_cached(KvCache& cache, int seed, int64_t& num_cached) {
-  const Result<int> sequence = cache.create_sequence_from({}, token_ids(kNumTokens, 1000 * seed));
+std::vector<float> continue_cached(KvCache& cache, int seed, int64_t& num_cached,
+                                   tier::LoadOrder order = tier::LoadOrder::kWholeBlocks) {
+  const Result<int> sequence =
+      cache.create_sequence_from({}, token_ids(kNumTokens, 1000 * seed), "", order);
   EXPECT_TRUE(sequence.ok()) << sequence.error().message;
   num_cached = cache.num_tokens(sequence.value());
   const Stream stream(kNumTokens, seed);
@@ -119,6 +121,107 @@ TEST(HostTier, WhatItHasNoRoomForMovesToTheTierBelow) {
     EXPECT_EQ(tiers[0].num_bad + tiers[1].num_bad, 0);
     EXPECT_GT(tiers[1].load_latency.num_blocks, 0);
   }
+}
+
+// ---- layer by layer
+
+TEST(HostTier, GivesItBackLayerByLayerToo) {
+  for (const std::string& folder : {std::string(), testing::TempDir()}) {
+    for (const char* recipe : kRecipes) {
+      SCOPED_TRACE(std::string(recipe) + (folder.empty() ? " in memory" : " in files"));
+      const auto whole = tiered_cache(recipe, 1, 4 << 20, folder);
+      const auto by_layer = tiered_cache(recipe, 1, 4 << 20, folder);
+      for (int seed : {1, 2, 3}) {
+        write_and_leave(*whole, seed, kNumTokens);
+        write_and_leave(*by_layer, seed, kNumTokens);
+      }
+      for (int seed : {1, 3, 2}) {
+        int64_t num_whole = 0, num_by_layer = 0;
+        const auto expected = continue_cached(*whole, seed, num_whole);
+        EXPECT_EQ(continue_cached(*by_layer, seed, num_by_layer, tier::LoadOrder::kLayerByLayer),
+                  expected);
+        EXPECT_EQ(num_by_layer, num_whole);
+        EXPECT_GT(num_by_layer, 0);
+      }
+      const tier::HostTierSnapshot host = by_layer->snapshot().tiers[0];
+      EXPECT_EQ(host.num_loaded, whole->snapshot().tiers[0].num_loaded);
+      EXPECT_EQ(host.num_bad, 0);
+    }
+  }
+}
+
+TEST(HostTier, ASequenceThatLoadsTakesPartInStepsAlone) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  for (int seed : {1, 2}) write_and_leave(*cache, seed, kNumTokens);
+  const auto tokens = token_ids(kNumTokens, 1000);
+  const auto order = tier::LoadOrder::kLayerByLayer;
+  const int sequence = cache->create_sequence_from({}, tokens, "", order).value();
+  const Status refused = cache->truncate_sequence(sequence, 16);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message, HasSubstr("still loading layer by layer"));
+  EXPECT_TRUE(cache->wait_for_layer(sequence, 0).ok());
+  EXPECT_FALSE(cache->wait_for_layer(sequence, kNumLayers).ok());
+  ASSERT_TRUE(cache->end_loading(sequence).ok());
+  EXPECT_EQ(cache->num_tokens(sequence), kNumTokens - kBlockSize);
+  EXPECT_TRUE(cache->truncate_sequence(sequence, 16).ok());
+  ASSERT_TRUE(cache->free_sequence(sequence).ok());
+  EXPECT_EQ(cache->snapshot().classes[0].num_active, 0);
+  EXPECT_FALSE(cache->end_loading(sequence).ok());
+
+  write_and_leave(*cache, 2, kNumTokens);
+  const int dropped = cache->create_sequence_from({}, tokens, "", order).value();
+  ASSERT_TRUE(cache->free_sequence(dropped).ok()) << "waits for what is under way";
+  EXPECT_EQ(cache->snapshot().classes[0].num_active, 0);
+}
+
+// The last layer of the third block changes in the host tier.
+TEST(HostTier, WhatDoesNotComeWholeEndsTheStepAndTheSequenceKeepsTheRest) {
+  const auto cache = tiered_cache("int8", 1, 4 << 20);
+  const auto roomy = tiered_cache("int8", 2, 0);
+  write_and_leave(*roomy, 1, kNumTokens);
+  for (int seed : {1, 2}) write_and_leave(*cache, seed, kNumTokens);
+  cache->wait_for_tiers();
+  const auto tokens = token_ids(kNumTokens, 1000);
+  {
+    tier::HostTier& host = cache->table().tiers->tier(0);
+    const int32_t scope = host.nodes().pin_scope({}).value();
+    const cache::PrefixMatch match = host.nodes().match(scope, tokens, 3);
+    ASSERT_EQ(match.num_blocks(), 3);
+    const int32_t id = host.nodes().block_of(match.nodes[2], 0, cache::BlockKind::kPacked);
+    const int64_t bytes = cache->table().storage.pool->block_bytes(0);
+    host.block_bytes(0, id)[bytes - bytes / kNumLayers] ^= 1;
+    host.nodes().unpin(scope);
+  }
+  const int sequence =
+      cache->create_sequence_from({}, tokens, "", tier::LoadOrder::kLayerByLayer).value();
+  EXPECT_EQ(cache->num_tokens(sequence), kNumTokens - kBlockSize);
+  const Stream stream(kNumTokens, 1);
+  KvStep step(*cache);
+  const StepEntry entry{sequence, 4};
+  ASSERT_TRUE(step.begin({&entry, 1}).ok());
+  std::vector<float> out(static_cast<size_t>(4) * kNumQHeads * kHeadDim);
+  Status status;
+  for (int layer = 0; layer < kNumLayers && status.ok(); ++layer) {
+    status = append_and_attend(
+        *cache, step, 4, layer, params(), stream.rows(stream.q, kNumQHeads, 96),
+        stream.rows(stream.k, kNumKvHeads, 96), stream.rows(stream.v, kNumKvHeads, 96),
+        dense_rows(out.data(), DType::kF32, kNumQHeads, kHeadDim));
+  }
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, ErrorCode::kInternal);
+  EXPECT_THAT(status.error().message, HasSubstr("has another checksum than when it came"));
+  ASSERT_TRUE(step.cancel().ok());
+  ASSERT_TRUE(cache->end_loading(sequence).ok());
+  EXPECT_EQ(cache->num_tokens(sequence), 2 * kBlockSize) << "what came before the bad block";
+  EXPECT_EQ(cache->recorded_tokens(sequence).size(), size_t{2} * kBlockSize);
+
+  const auto rest = feed(*cache, sequence, stream, 2 * kBlockSize, kNumTokens, 1000);
+  const int other = roomy->create_sequence_from({}, tokens).value();
+  ASSERT_TRUE(roomy->truncate_sequence(other, 2 * kBlockSize).ok());
+  EXPECT_EQ(rest, feed(*roomy, other, stream, 2 * kBlockSize, kNumTokens, 1000));
+  EXPECT_EQ(cache->snapshot().tiers[0].num_bad, 1);
+  ASSERT_TRUE(cache->free_sequence(sequence).ok());
+  EXPECT_EQ(cache->snapshot().classes[0].num_active, 0);
 }
 
 TEST(HostTier, AFolderThatMayNotBeWrittenIsRefused) {

@@ -29,12 +29,12 @@ def test_a_block_returns_from_its_file(files, tmp_path, zstd_level):
     num_bytes = files.save(path, "a", TOKENS, stored, zstd_level)
     assert num_bytes == (tmp_path / "a.kvx").stat().st_size
     files.check(path, "a", TOKENS)
-    found = pages(2)
-    files.load(path, "a", TOKENS, found)
-    assert all(np.array_equal(a, b) for a, b in zip(found, stored))
-    untouched = pages(2)
-    files.load(path, "a", TOKENS, [None, None, untouched[2]])
-    assert np.array_equal(untouched[2], stored[2])
+    block = files.open(path, "a", TOKENS)
+    for layer, expected in enumerate(stored):
+        found = pages(2)[0].repeat(2, axis=0)
+        before = found[0].copy()
+        assert _core.read_layer([block], layer, found, [1]) == [""]
+        assert np.array_equal(found[1:], expected) and np.array_equal(found[0], before)
     inside = kvx.inspect(path)
     assert (inside.fingerprint, inside.blocks, inside.block_size) == (FINGERPRINT, 1, 4)
     assert kvx.verify(path) == 3
@@ -44,19 +44,27 @@ def test_a_file_of_another_block_or_cache_is_refused(files, tmp_path):
     path = str(tmp_path / "a.kvx")
     files.save(path, "a", TOKENS, pages(1), 0)
     other = _core.BlockFiles(FINGERPRINT.replace("int8", "int4"), 4)
+    block = files.open(path, "a", TOKENS)
+
+    def read(layer, to, page=0):
+        return _core.read_layer([block], layer, to, [page])
+
     for call, message in [
         (lambda: files.check(path, "b", TOKENS), "it is another block"),
         (lambda: files.check(path, "a", [3, 1, 4, 2]), "it is another block"),
         (lambda: files.check(path, "a", TOKENS[:3]), "tokens has 3 numbers; expected 4"),
         (lambda: other.check(path, "a", TOKENS), "recipe is int8; expected int4"),
-        (lambda: files.load(path, "a", TOKENS, pages(1, layers=2)), "has 3 layers; expected 2"),
-        (lambda: files.load(path, "a", TOKENS, pages(1, size=98)), "of 100 bytes; expected 98"),
-        (lambda: files.load(path, "a", TOKENS, [np.zeros(9, np.uint8)] * 3), "pages is u?int8"),
+        (lambda: files.open(path, "b", TOKENS), "it is another block"),
+        (lambda: other.open(path, "a", TOKENS), "recipe is int8; expected int4"),
+        (lambda: read(3, pages(1)[0]), "layer is 3; blocks.0. has 3 layers"),
+        (lambda: read(0, pages(1)[0], 1), "ids.0. is 1; expected 0 to 0"),
+        (lambda: read(0, np.zeros(9, np.uint8)), "pages is u?int8"),
         (lambda: files.check(path + "x", "a", TOKENS), "cannot be read"),
         (lambda: files.save(path + "/x", "a", TOKENS, pages(1), 0), "cannot be written"),
     ]:
         with pytest.raises(kvx.Error, match=message):
             call()
+    assert "layer 0 has pages of 100 bytes; expected 98" in read(0, pages(1, size=98)[0])[0]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))

@@ -1,9 +1,12 @@
 // HostTier: bytes go and come back whole, or they are a miss.
 #include "tier/host_tier.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <set>
 
 namespace kvx::tier {
@@ -30,11 +33,13 @@ struct Tiers : cache::EvictionListener {
   int32_t host_scope;
 
   // The host tier lies in files where there is a folder.
-  Tiers(const std::string& folder, int64_t num_blocks, int64_t num_host_blocks)
+  Tiers(const std::string& folder, int64_t num_blocks, int64_t num_host_blocks,
+        TierLink link = host_link(), const BlockParts& block_parts = {})
       : pool(make_pool(num_blocks)),
         index(cache::PrefixIndex::create(pool, shape, "", cache::HashAlgorithm::kXxh3).value()),
         host(HostTier::create(pool, index, shape, "", cache::HashAlgorithm::kXxh3,
-                              config_of(folder, num_host_blocks * kBlockBytes))
+                              config_of(folder, num_host_blocks * kBlockBytes), std::move(link),
+                              block_parts)
                  .value()),
         scope(index.pin_scope({}).value()),
         host_scope(host->nodes().pin_scope({}).value()) {
@@ -202,6 +207,135 @@ TEST_P(HostTierBlocks, AreUnderWayWhileTheQueueHasThem) {
   EXPECT_EQ(seen.stores_queued + seen.loads_queued, 0);
   EXPECT_EQ(seen.num_stored, 4);
   EXPECT_EQ(seen.held_bytes, 4 * kBlockBytes);
+}
+
+// ---- layer by layer
+
+// Lets through as many transfers as it is told to.
+class Gate {
+ public:
+  void let_through(int count) {
+    {
+      const std::lock_guard lock(mutex_);
+      num_allowed_ += count;
+    }
+    opened_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return num_allowed_ > 0; });
+    --num_allowed_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  int num_allowed_ = 0;
+};
+
+class GatedCopier final : public BlockCopier {
+ public:
+  explicit GatedCopier(Gate& gate) : gate_(gate), inner_(host_link().copier) {}
+  int64_t batch_bytes() const override { return 1; }  // one transfer
+  int max_started() const override { return 1; }
+  void start(Direction, std::span<const BlockTransfer>) override {}
+  void finish(Direction direction, std::span<const BlockTransfer> transfers,
+              std::span<CopiedBlock> results) override {
+    gate_.pass();
+    inner_->finish(direction, transfers, results);
+  }
+
+ private:
+  Gate& gate_;
+  std::unique_ptr<BlockCopier> inner_;
+};
+
+// Two layers, and a chain of three blocks that only the host tier has.
+struct TiersByLayer {
+  static constexpr int64_t kFirstLayerBytes = 1000;
+  static constexpr int kNumBlocks = 3;
+  BlockParts parts{{{kFirstLayerBytes, kBlockBytes}}, {{0, 0}, {0, 1}}};
+  Gate gate;
+  Tiers tiers;
+  std::vector<int32_t> tokens = Tiers::tokens(1, kNumBlocks);
+  Promotion promotion;
+
+  explicit TiersByLayer(const std::string& folder)
+      : tiers(folder, kNumBlocks, 20, {&cache::host_memory(), std::make_unique<GatedCopier>(gate)},
+              parts) {
+    gate.let_through(2 * kNumBlocks);
+    for (int chain : {1, 2}) tiers.add_chain(chain, kNumBlocks);
+  }
+  FirstTier first() { return {&tiers.pool, &tiers.index, &tiers.shape, &parts}; }
+  void start() {
+    const TierScope from{tiers.host.get(), tiers.host_scope};
+    promotion = promote(first(), tiers.scope, std::span(&from, 1), tokens, kNumBlocks, {},
+                        LoadOrder::kLayerByLayer);
+  }
+  int64_t num_found(const cache::ComingBlocks& coming = {}) {
+    return tiers.index.match(tiers.scope, tokens, kNumBlocks, coming).num_blocks();
+  }
+  // Bytes [begin, end) of every block of the chain that are not there.
+  int64_t num_missing(int64_t begin, int64_t end) {
+    const cache::PrefixMatch match =
+        tiers.index.match(tiers.scope, tokens, kNumBlocks, promotion.coming);
+    int64_t count = 0;
+    for (int b = 0; b < kNumBlocks; ++b) {
+      const int32_t id = promotion.coming.find(match.nodes[b], 0, BlockKind::kPacked);
+      for (int64_t at = begin; at < end; ++at) {
+        count += tiers.bytes(id)[at] == Tiers::value_of(1, b, at) ? 0 : 1;
+      }
+    }
+    return count;
+  }
+};
+
+TEST_P(HostTierBlocks, AreThereLayerByLayer) {
+  TiersByLayer by_layer(GetParam());
+  by_layer.start();
+  EXPECT_EQ(num_layers(by_layer.promotion), 2);
+  EXPECT_FALSE(is_layer_there(by_layer.promotion, 0));
+  by_layer.gate.let_through(TiersByLayer::kNumBlocks);  // the first layer of each
+  wait_for_layer(by_layer.promotion, 0);
+  EXPECT_TRUE(is_layer_there(by_layer.promotion, 0));
+  EXPECT_FALSE(is_layer_there(by_layer.promotion, 1));
+  by_layer.tiers.host->collect();
+  EXPECT_EQ(by_layer.num_missing(0, TiersByLayer::kFirstLayerBytes), 0);
+  EXPECT_EQ(by_layer.num_found(), 0) << "nobody else finds a block that is not whole";
+  EXPECT_EQ(by_layer.num_found(by_layer.promotion.coming), 3);
+
+  by_layer.gate.let_through(TiersByLayer::kNumBlocks);
+  wait_for_layer(by_layer.promotion, 1);
+  by_layer.tiers.host->collect();
+  EXPECT_EQ(by_layer.num_missing(0, kBlockBytes), 0);
+  EXPECT_EQ(by_layer.num_found(), 3);
+  EXPECT_EQ(*by_layer.promotion.problem, "");
+  EXPECT_EQ(by_layer.tiers.host->snapshot().num_loaded, 3) << "blocks, not their parts";
+  release_promotion(by_layer.first(), by_layer.promotion);
+  EXPECT_TRUE(by_layer.tiers.host->is_idle());
+}
+
+TEST(HostTierByLayer, ALayerThatHasChangedIsAMissOfItsBlock) {
+  TiersByLayer by_layer("");
+  by_layer.tiers.host_bytes(1, 1)[TiersByLayer::kFirstLayerBytes + 5] ^= 1;
+  by_layer.start();
+  by_layer.gate.let_through(2 * TiersByLayer::kNumBlocks);
+  wait_for_layer(by_layer.promotion, 1);
+  by_layer.tiers.host->collect();
+  EXPECT_THAT(*by_layer.promotion.problem, testing::HasSubstr("has another checksum"));
+  EXPECT_EQ(by_layer.num_found(), 1);
+  const HostTierSnapshot seen = by_layer.tiers.host->snapshot();
+  EXPECT_EQ(seen.num_bad, 1);
+  EXPECT_EQ(seen.num_loaded, 2);
+  release_promotion(by_layer.first(), by_layer.promotion);
+}
+
+// Blocks that came in parts move down, and come back whole, with the checksums of their parts.
+TEST(HostTierByLayer, WholeBlocksHaveTheChecksumOfTheirParts) {
+  TiersByLayer by_layer("");
+  by_layer.gate.let_through(2 * TiersByLayer::kNumBlocks);
+  EXPECT_EQ(by_layer.tiers.bring_back(1, TiersByLayer::kNumBlocks), 3);
+  EXPECT_EQ(by_layer.tiers.host->snapshot().num_bad, 0);
 }
 
 TEST(TransferQueue, CopiesWithTheChecksumOfWhatItCopied) {

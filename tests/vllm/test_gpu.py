@@ -222,7 +222,9 @@ def test_layers_are_copied_beside_what_computes_the_next(tmp_path):
         writer.flush()
         for i, block in enumerate(blocks):
             pages = [torch.zeros((1, 8192), dtype=torch.uint8) for _ in layers]
-            files.load(str(tmp_path / block.name), block.name, block.tokens, pages)
+            opened = files.open(str(tmp_path / block.name), block.name, block.tokens)
+            for layer, page in enumerate(pages):
+                assert _core.read_layer([opened], layer, page, [0]) == [""]
             expected = [(i + 7 * step) % 64 + layer + step for layer in range(8)]
             assert [int(page.min()) for page in pages] == expected
             assert [int(page.max()) for page in pages] == expected

@@ -40,8 +40,12 @@ class Files:
         (self.folder / f"{block.name}.kvx").unlink(missing_ok=True)
 
     def pages(self, block):
+        opened = self.files.open(self.path(block), block.name, block.tokens)
         pages = [torch.zeros((1, num_bytes), dtype=torch.uint8) for num_bytes in PAGE_BYTES]
-        self.files.load(self.path(block), block.name, block.tokens, pages)
+        for layer, page in enumerate(pages):
+            (problem,) = _core.read_layer([opened], layer, page, [0])
+            if problem:
+                raise kvx.Error(problem)
         return [page[0].tolist() for page in pages]
 
 

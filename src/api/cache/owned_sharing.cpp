@@ -27,13 +27,15 @@ Result<std::string> read_session(const kvx_prefix_keys_t* caller) {
 }
 
 Status create_from(kvx_cache_t handle, const kvx_prefix_keys_t* caller_keys, const int32_t* tokens,
-                   int64_t num_tokens, int32_t* sequence, int64_t* num_found) {
+                   int64_t num_tokens, tier::LoadOrder order, int32_t* sequence,
+                   int64_t* num_found) {
   KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
   if (sequence == nullptr) return invalid_argument("sequence is null");
   KVX_ASSIGN_OR_RETURN(const cache::PrefixKeys keys, read_keys(caller_keys));
   KVX_ASSIGN_OR_RETURN(const std::span<const int32_t> wanted, read_tokens(tokens, num_tokens));
   KVX_ASSIGN_OR_RETURN(const std::string session, read_session(caller_keys));
-  KVX_ASSIGN_OR_RETURN(const int index, owned->cache->create_sequence_from(keys, wanted, session));
+  KVX_ASSIGN_OR_RETURN(const int index,
+                       owned->cache->create_sequence_from(keys, wanted, session, order));
   *sequence = owned->numbers.number_of(index);
   if (num_found != nullptr) *num_found = owned->cache->num_tokens(index);
   return {};
@@ -95,7 +97,18 @@ extern "C" kvx_status_t kvx_sequence_create_from(kvx_cache_t cache, const kvx_pr
                                                  const int32_t* tokens, int64_t num_tokens,
                                                  int32_t* sequence, int64_t* num_found) {
   return kvx::boundary::run_call([&] {
-    return kvx::boundary::create_from(cache, keys, tokens, num_tokens, sequence, num_found);
+    return kvx::boundary::create_from(cache, keys, tokens, num_tokens,
+                                      kvx::tier::LoadOrder::kWholeBlocks, sequence, num_found);
+  });
+}
+
+extern "C" kvx_status_t kvx_sequence_create_loading(kvx_cache_t cache,
+                                                    const kvx_prefix_keys_t* keys,
+                                                    const int32_t* tokens, int64_t num_tokens,
+                                                    int32_t* sequence, int64_t* num_found) {
+  return kvx::boundary::run_call([&] {
+    return kvx::boundary::create_from(cache, keys, tokens, num_tokens,
+                                      kvx::tier::LoadOrder::kLayerByLayer, sequence, num_found);
   });
 }
 

@@ -1,4 +1,5 @@
-// The host tier of a cache: kvx_cache_prefetch, kvx_prefetch_* and kvx_cache_wait_for_tiers.
+// The tiers of a cache: kvx_cache_prefetch, kvx_prefetch_*, kvx_cache_wait_for_tiers, and sequences
+// that load layer by layer.
 #include "api/cache/owned_cache.hpp"
 #include "api/call.hpp"
 
@@ -36,8 +37,38 @@ Status end(kvx_cache_t handle, uint64_t number) {
   return {};
 }
 
+Status wait_for_layer(kvx_cache_t handle, int32_t sequence, uint32_t layer) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  const auto num_layers = static_cast<uint32_t>(owned->cache->config().geometry.num_layers);
+  if (layer >= num_layers) {
+    return invalid_argument("layer is {}; the cache has layers 0 to {}", layer, num_layers - 1);
+  }
+  return owned->cache->wait_for_layer(index, static_cast<int>(layer));
+}
+
+Status end_loading(kvx_cache_t handle, int32_t sequence, int64_t* num_tokens) {
+  KVX_ASSIGN_OR_RETURN(OwnedCache * owned, find_cache(handle));
+  KVX_ASSIGN_OR_RETURN(const int index, owned->sequence(sequence));
+  KVX_RETURN_IF_ERROR(owned->cache->end_loading(index));
+  if (num_tokens != nullptr) *num_tokens = owned->cache->num_tokens(index);
+  return {};
+}
+
 }  // namespace
 }  // namespace kvx::boundary
+
+extern "C" kvx_status_t kvx_sequence_wait_for_layer(kvx_cache_t cache, int32_t sequence,
+                                                    uint32_t layer) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::wait_for_layer(cache, sequence, layer); });
+}
+
+extern "C" kvx_status_t kvx_sequence_end_loading(kvx_cache_t cache, int32_t sequence,
+                                                 int64_t* num_tokens) {
+  return kvx::boundary::run_call(
+      [&] { return kvx::boundary::end_loading(cache, sequence, num_tokens); });
+}
 
 extern "C" kvx_status_t kvx_cache_prefetch(kvx_cache_t cache, const kvx_prefix_keys_t* keys,
                                            const int32_t* tokens, int64_t num_tokens,

@@ -380,7 +380,8 @@ Result<int64_t> PrefixIndex::delete_session(std::string_view session) {
 
 // ---- matching
 
-PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, int64_t max_blocks) {
+PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, int64_t max_blocks,
+                               const ComingBlocks& coming) {
   const auto block_size = static_cast<size_t>(shape_.block_size);
   const auto num_wanted = static_cast<size_t>(
       std::min<int64_t>(static_cast<int64_t>(tokens.size() / block_size), max_blocks));
@@ -391,8 +392,9 @@ PrefixMatch PrefixIndex::match(int32_t scope, std::span<const int32_t> tokens, i
     if (node == kNoNode) break;
     matched_.push_back(node);
   }
-  const auto has = [this](int64_t block, int group, BlockKind kind) {
-    return block_of(matched_[block], group, kind) != kNoBlock;
+  const auto has = [&](int64_t block, int group, BlockKind kind) {
+    return block_of(matched_[block], group, kind) != kNoBlock ||
+           coming.find(matched_[block], group, kind) != kNoBlock;
   };
   const auto num_found = static_cast<int64_t>(matched_.size());
   matched_.resize(

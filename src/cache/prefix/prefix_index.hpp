@@ -79,7 +79,8 @@ class PrefixIndex {
   // The longest run of cached blocks that begins the tokens: at most max_blocks, and as many as
   // every layer group can serve. Locks nothing: retain the blocks before anything is allocated.
   // Requires: scope is pinned.
-  PrefixMatch match(int32_t scope, std::span<const int32_t> tokens, int64_t max_blocks);
+  PrefixMatch match(int32_t scope, std::span<const int32_t> tokens, int64_t max_blocks,
+                    const ComingBlocks& coming = {});
 
   // The node of a block of tokens after `parent`, if there is one; else kNoNode. Requires:
   // tokens.size() == block_size.

@@ -37,18 +37,22 @@ class DemotionCopier final : public BlockCopier {
 
  private:
   Status copy(const BlockTransfer& block, cache::ContentHash& checksum) {
-    const auto bytes = static_cast<size_t>(block.bytes);
-    std::span<const uint8_t> source(block.from, bytes);
+    const auto num_bytes = static_cast<size_t>(block.bytes);
+    std::span<const uint8_t> source(block.from, num_bytes);
     if (from_ != nullptr) {
-      staged_.resize(bytes);
+      staged_.resize(num_bytes);
       KVX_RETURN_IF_ERROR(from_->read(block.from, staged_));
       source = staged_;
     }
     if (to_ == nullptr) {
-      checksum = copy_with_block_checksum({block.to, bytes}, source);
+      checksum = checksum_by_parts(block, [&](size_t at, size_t bytes) {
+        return copy_with_block_checksum({block.to + at, bytes}, source.subspan(at, bytes));
+      });
       return {};
     }
-    checksum = block_checksum(source);
+    checksum = checksum_by_parts(block, [source](size_t at, size_t bytes) {
+      return block_checksum(source.subspan(at, bytes));
+    });
     return to_->write(block.to, source);
   }
 
@@ -127,9 +131,10 @@ bool Demotion::send_next(int block_class) {
     return false;
   }
   ++classes_[block_class].num_under_way;
-  const BlockTransfer block{upper_.block_bytes(block_class, job.upper_id),
-                            lower_.block_bytes(block_class, job.lower_id),
-                            upper_.pool_.block_bytes(block_class)};
+  const BlockTransfer block{
+      upper_.block_bytes(block_class, job.upper_id), lower_.block_bytes(block_class, job.lower_id),
+      upper_.pool_.block_bytes(block_class), lower_.parts_.ends_of(block_class),
+      lower_.checksums_of(block_class, job.lower_id).data()};
   queue_->push({Direction::kStore, block, jobs_.add(job), nullptr});
   return true;
 }
@@ -195,8 +200,9 @@ void Demotion::collect() {
 
 void Demotion::finish(const Job& job, const FinishedTransfer& done) {
   --classes_[job.block_class].num_under_way;
-  const cache::ContentHash& expected = upper_.checksums_[job.block_class][job.upper_id];
-  const bool is_whole = done.block.is_copied && done.block.checksum == expected;
+  const bool is_whole =
+      done.block.is_copied &&
+      done.block.checksum == join_checksums(upper_.checksums_of(job.block_class, job.upper_id));
   if (done.block.is_copied && !is_whole) {
     ++upper_.num_bad_;
     upper_.last_problem_ =
@@ -206,7 +212,6 @@ void Demotion::finish(const Job& job, const FinishedTransfer& done) {
   const bool is_below =
       is_whole && lower_.index_.attach(job.lower_node, job.group, job.kind, job.lower_id).ok();
   if (is_below) {
-    lower_.checksums_[job.block_class][job.lower_id] = expected;
     ++lower_.num_stored_;
     lower_.store_latency_.add(done.microseconds);
   }

@@ -29,12 +29,14 @@ struct Walk {
 class Planner {
  public:
   Planner(const FirstTier& first, int32_t first_scope, std::span<const TierScope> tiers,
-          std::span<const int32_t> tokens, int64_t max_blocks, std::span<const StoreAnswer> answers)
+          std::span<const int32_t> tokens, int64_t max_blocks, std::span<const StoreAnswer> answers,
+          LoadOrder order = LoadOrder::kWholeBlocks)
       : first_(first),
         first_scope_(first_scope),
         tiers_(tiers),
         answers_(answers),
-        tokens_(tokens) {
+        tokens_(tokens),
+        is_by_layer_(order == LoadOrder::kLayerByLayer && first.parts != nullptr) {
     walks_.push_back({first.index, {}});
     for (const TierScope& one : tiers) {
       walks_.push_back({&one.tier->nodes(), {}});
@@ -64,6 +66,7 @@ class Planner {
       promotion_.ran_short = true;
       break;
     }
+    start_layers();
     return std::move(promotion_);
   }
 
@@ -99,6 +102,14 @@ class Planner {
     size_t source = 0;  // a tier's place, or behind them a store's
     int64_t block = 0;
     TierLoad load;
+    bool is_by_layer = false;
+  };
+  // Of a block that comes layer by layer and has its place in the pool.
+  struct LayeredLoad {
+    HostTier* tier = nullptr;
+    size_t source = 0;
+    TierLoad load;
+    std::shared_ptr<BlockInParts> block;
   };
 
   // The pool's node of a block: whose it is where the nearest tier has it, if it is new here.
@@ -190,17 +201,18 @@ class Planner {
       TierLoad load{group, kind, class_of(group, kind), node, kNoBlock, kNoBlock};
       load.first_id = first_.index->block_of(node, group, kind);
       if (load.first_id == kNoBlock) {
-        load_from_nearest(block, load);
+        const bool is_recent = is_full_precision && block >= in_full.sink_blocks;
+        load_from_nearest(block, load, is_by_layer_ && !is_recent);
       } else if (first_.pool->retain(load.block_class, load.first_id).ok()) {
         promotion_.held.emplace_back(load.block_class, load.first_id);
       }
     }
   }
 
-  void load_from_nearest(int64_t block, TierLoad load) {
+  void load_from_nearest(int64_t block, TierLoad load, bool is_by_layer) {
     for (size_t i = 0; i < tiers_.size(); ++i) {
       load.from_id = walks_[i + 1].block_of(block, load.group, load.kind);
-      if (load.from_id != kNoBlock) return start_or_miss({i, block, load});
+      if (load.from_id != kNoBlock) return start_or_miss({i, block, load, is_by_layer});
     }
     for (size_t i = 0; i < answers_.size(); ++i) {
       if (block >= answers_[i].lookup->num_blocks()) continue;
@@ -220,6 +232,12 @@ class Planner {
     if (!first_.pool->allocate(load.block_class, std::span(&load.first_id, 1)).ok()) return false;
     promotion_.held.emplace_back(load.block_class, load.first_id);
     ++promotion_.num_loads;
+    if (one.is_by_layer) {
+      promotion_.coming.add(load.node, load.group, load.kind, load.first_id);
+      layered_.push_back({tiers_[one.source].tier, one.source, load,
+                          std::make_shared<BlockInParts>(promotion_.problem)});
+      return true;
+    }
     if (one.source < tiers_.size()) {
       tiers_[one.source].tier->start_load(load, promotion_.under_way[one.source].group);
       return true;
@@ -229,6 +247,22 @@ class Planner {
         load, *answers_[store].lookup->find(one.block, load.group, load.kind),
         promotion_.from_stores[store].group, promotion_.from_stores[store].end);
     return true;
+  }
+
+  // The first layer of all blocks, then the second one.
+  void start_layers() {
+    if (layered_.empty()) return;
+    for (const TierScope& one : tiers_) promotion_.layers.push_back({one.tier, {}});
+    for (const BlockParts::LayerPlace& place : first_.parts->layers) {
+      for (Promotion::Layers& one : promotion_.layers) {
+        one.groups.push_back(std::make_shared<TransferGroup>());
+      }
+      for (const LayeredLoad& one : layered_) {
+        if (place.part < 0 || one.load.group != place.group) continue;
+        one.tier->start_part(one.load, place.part, one.block,
+                             promotion_.layers[one.source].groups.back());
+      }
+    }
   }
 
   const FirstTier& first_;
@@ -241,6 +275,8 @@ class Planner {
   int64_t num_blocks_ = 0;
   std::vector<cache::GroupMatch> groups_;
   std::vector<Missing> missing_;
+  bool is_by_layer_;
+  std::vector<LayeredLoad> layered_;
   Promotion promotion_;
 };
 
@@ -248,8 +284,8 @@ class Planner {
 
 Promotion promote(const FirstTier& first, int32_t first_scope, std::span<const TierScope> tiers,
                   std::span<const int32_t> tokens, int64_t max_blocks,
-                  std::span<const StoreAnswer> answers) {
-  return Planner(first, first_scope, tiers, tokens, max_blocks, answers).promote();
+                  std::span<const StoreAnswer> answers, LoadOrder order) {
+  return Planner(first, first_scope, tiers, tokens, max_blocks, answers, order).promote();
 }
 
 std::shared_ptr<StoreLookup> make_lookup(const FirstTier& first, int32_t first_scope,
@@ -291,6 +327,21 @@ void wait_for_some(const Promotion& promotion) {
   }
   for (const Promotion::FromStore& one : promotion.from_stores) {
     one.tier->wait_until(*one.group, one.end);
+  }
+}
+
+bool is_layer_there(const Promotion& promotion, int layer) {
+  return std::ranges::all_of(promotion.layers, [layer](const auto& one) {
+    const auto last = one.groups.begin() + std::min<int64_t>(layer + 1, std::ssize(one.groups));
+    return std::all_of(one.groups.begin(), last,
+                       [&one](const auto& group) { return one.tier->is_done(*group); });
+  });
+}
+
+void wait_for_layer(const Promotion& promotion, int layer) {
+  for (const Promotion::Layers& one : promotion.layers) {
+    const auto last = one.groups.begin() + std::min<int64_t>(layer + 1, std::ssize(one.groups));
+    std::for_each(one.groups.begin(), last, [&one](const auto& group) { one.tier->wait(*group); });
   }
 }
 

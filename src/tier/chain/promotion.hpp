@@ -1,5 +1,10 @@
 // Promotion: blocks on their way from the tiers back to the pool, and those that were there
 // already. None of them is evicted until the promotion is released.
+//
+// Layer by layer, a sequence may use blocks of tiers of this process before all of their layers are
+// there: the first layer of all blocks comes first, then the second one. Nobody else finds a block
+// before it has come whole. What a step needs of all layers at once, the full-precision blocks at
+// the end, comes whole, and so does what stores have.
 #pragma once
 
 #include <chrono>
@@ -10,6 +15,7 @@
 #include <vector>
 
 #include "cache/prefix/prefix_index.hpp"
+#include "tier/block_parts.hpp"
 #include "tier/transfer_queue.hpp"
 
 namespace kvx::tier {
@@ -29,6 +35,12 @@ struct TierLoad {
   int32_t from_id = cache::kNoBlock;   // of the tier
 };
 
+// A block whose parts come one by one.
+struct BlockInParts {
+  std::shared_ptr<std::string> problem;  // the promotion's
+  bool is_bad = false;                   // a part of it did not come whole
+};
+
 struct Promotion {
   struct UnderWay {
     HostTier* tier = nullptr;
@@ -40,8 +52,17 @@ struct Promotion {
     std::shared_ptr<TransferGroup> group;
     std::chrono::steady_clock::time_point end;
   };
-  std::vector<UnderWay> under_way;     // one a tier
+  // Blocks that come layer by layer: what each layer waits for.
+  struct Layers {
+    HostTier* tier = nullptr;
+    std::vector<std::shared_ptr<TransferGroup>> groups;  // [layers]
+  };
+  std::vector<UnderWay> under_way;     // one a tier: what comes whole
   std::vector<FromStore> from_stores;  // one a store that has answered
+  std::vector<Layers> layers;          // one a tier, or none: nothing comes layer by layer
+  cache::ComingBlocks coming;          // what comes layer by layer, as its sequence names it
+  // Of a block that did not come whole; empty: none. collect() writes it.
+  std::shared_ptr<std::string> problem = std::make_shared<std::string>();
   int64_t num_loads = 0;
   bool ran_short = false;                     // the pool had no room for more
   std::vector<std::pair<int, int32_t>> held;  // class and id in the pool
@@ -65,14 +86,19 @@ struct FirstTier {
   cache::BlockPool* pool = nullptr;
   cache::PrefixIndex* index = nullptr;
   const cache::SequenceShape* shape = nullptr;
+  const BlockParts* parts = nullptr;  // null: blocks come whole
 };
+
+enum class LoadOrder : uint8_t { kWholeBlocks, kLayerByLayer };
 
 // Blocks that begin the tokens set out for the pool, as far as it has room: as many as all tiers
 // and the pool can serve together, each from the first tier that has it. Requires: all scopes are
-// pinned until release_promotion(), which needs is_done() and then every tier's collect().
+// pinned until release_promotion(), which needs is_done(), is_layer_there() of the last layer, and
+// then every tier's collect().
 Promotion promote(const FirstTier& first, int32_t first_scope, std::span<const TierScope> tiers,
                   std::span<const int32_t> tokens, int64_t max_blocks,
-                  std::span<const StoreAnswer> answers = {});
+                  std::span<const StoreAnswer> answers = {},
+                  LoadOrder order = LoadOrder::kWholeBlocks);
 // What stores should be asked for, so that promote() can serve more: null when pool and tiers serve
 // all of it.
 std::shared_ptr<StoreLookup> make_lookup(const FirstTier& first, int32_t first_scope,
@@ -81,9 +107,17 @@ std::shared_ptr<StoreLookup> make_lookup(const FirstTier& first, int32_t first_s
                                          const StoreScope& scope, cache::HashAlgorithm algorithm);
 void release_promotion(const FirstTier& first, Promotion& promotion);
 
+// Of what comes whole.
 bool is_done(const Promotion& promotion);
 void wait(const Promotion& promotion);
 // Until some of it has finished, or all.
 void wait_for_some(const Promotion& promotion);
+
+// Of what comes layer by layer: layers [0, layer]. Whether a block is whole, collect() says.
+bool is_layer_there(const Promotion& promotion, int layer);
+void wait_for_layer(const Promotion& promotion, int layer);
+inline int num_layers(const Promotion& promotion) {
+  return promotion.layers.empty() ? 0 : static_cast<int>(promotion.layers.front().groups.size());
+}
 
 }  // namespace kvx::tier

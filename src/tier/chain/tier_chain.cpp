@@ -22,8 +22,9 @@ Result<std::unique_ptr<TierChain>> TierChain::create(const FirstTier& first,
     }
     KVX_ASSIGN_OR_RETURN(TierLink link, make_link());
     KVX_ASSIGN_OR_RETURN(
-        auto tier, HostTier::create(*first.pool, *first.index, *first.shape, fingerprint, algorithm,
-                                    config, std::move(link)));
+        auto tier,
+        HostTier::create(*first.pool, *first.index, *first.shape, fingerprint, algorithm, config,
+                         std::move(link), first.parts == nullptr ? BlockParts{} : *first.parts));
     chain->tiers_.push_back(std::move(tier));
   }
   for (size_t i = 0; i + 1 < chain->tiers_.size(); ++i) {
@@ -122,8 +123,9 @@ void TierChain::store(const Way& way, int64_t block, int group, cache::BlockKind
 }
 
 Promotion TierChain::promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
-                             int64_t max_blocks, std::span<const StoreAnswer> answers) {
-  return tier::promote(first_, first_scope, scopes_of(way), tokens, max_blocks, answers);
+                             int64_t max_blocks, std::span<const StoreAnswer> answers,
+                             LoadOrder order) {
+  return tier::promote(first_, first_scope, scopes_of(way), tokens, max_blocks, answers, order);
 }
 
 std::vector<TierScope> TierChain::scopes_of(const Way& way) const {

@@ -64,7 +64,8 @@ class TierChain {
   // A block of the pool that can be found sets out for the first tier, unless that has it.
   void store(const Way& way, int64_t block, int group, cache::BlockKind kind, int32_t first_id);
   Promotion promote(int32_t first_scope, const Way& way, std::span<const int32_t> tokens,
-                    int64_t max_blocks, std::span<const StoreAnswer> answers = {});
+                    int64_t max_blocks, std::span<const StoreAnswer> answers = {},
+                    LoadOrder order = LoadOrder::kWholeBlocks);
   // Asks the stores for what pool and tiers have not got of the tokens; none: nobody is asked.
   std::vector<StoreAnswer> look_up(int32_t first_scope, const Way& way,
                                    std::span<const int32_t> tokens, int64_t max_blocks);

@@ -96,6 +96,70 @@ TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
   EXPECT_EQ(kvx_prefetch_is_done(cache.handle(), prefetch, &is_done), KVX_STATUS_INVALID_ARGUMENT);
 }
 
+// What a step that goes on from the cached beginning gives, and the rows of the beginning.
+struct Continued {
+  int64_t num_cached = 0;
+  std::vector<float> out;
+  std::vector<float> rows;
+};
+
+Continued go_on(api::Cache& cache, const api::Sequence& sequence) {
+  Continued seen;
+  seen.num_cached = *sequence.num_tokens();
+  const int32_t count = kTokens - static_cast<int32_t>(seen.num_cached);
+  begin(cache, sequence.number(), count);
+  seen.out = step_layers(cache, test_rows(count, kQHeads, kOwnedDim, 1),
+                         test_rows(count, kOwnedHeads, kOwnedDim, 2),
+                         test_rows(count, kOwnedHeads, kOwnedDim, 3));
+  EXPECT_TRUE(cache.end_step().ok());
+  seen.rows = rows_of(cache, sequence.number());
+  return seen;
+}
+
+TEST(OwnedTier, LoadsLayerByLayerBesideTheStep) {
+  const std::vector<int32_t> tokens = token_ids(0, kTokens);
+  std::vector<Continued> both;
+  for (const bool by_layer : {false, true}) {
+    api::Cache cache = std::move(*tiered_cache(1 << 20));
+    come_and_go(cache, 0);
+    come_and_go(cache, 1000);
+    const auto sequence = by_layer ? api::Sequence::create_loading(cache, tokens)
+                                   : api::Sequence::create_from(cache, tokens);
+    ASSERT_TRUE(sequence.ok());
+    both.push_back(go_on(cache, *sequence));
+    EXPECT_GT(cache.snapshot()->host_loaded, 0);
+  }
+  EXPECT_EQ(both[1].num_cached, 32);
+  EXPECT_EQ(both[1].num_cached, both[0].num_cached);
+  EXPECT_EQ(both[1].out, both[0].out);
+  EXPECT_EQ(both[1].rows, both[0].rows);
+}
+
+TEST(OwnedTier, ASequenceThatLoadsIsLeftAloneUntilItsEnd) {
+  api::Cache cache = std::move(*tiered_cache(1 << 20));
+  come_and_go(cache, 0);
+  come_and_go(cache, 1000);
+  auto sequence = std::move(*api::Sequence::create_loading(cache, token_ids(0, kTokens)));
+  const auto refused = sequence.fork();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.failure().text, HasSubstr("is still loading layer by layer"));
+  EXPECT_TRUE(sequence.wait_for_layer(kOwnedLayers - 1).ok());
+  const auto beyond = sequence.wait_for_layer(kOwnedLayers);
+  ASSERT_FALSE(beyond.ok());
+  EXPECT_THAT(beyond.failure().text, HasSubstr("layer is 2; the cache has layers 0 to 1"));
+  EXPECT_EQ(*sequence.end_loading(), 32);
+  EXPECT_EQ(*sequence.end_loading(), 32) << "and of one that does not load";
+  EXPECT_EQ(kvx_sequence_end_loading(cache.handle(), sequence.number(), nullptr), KVX_STATUS_OK);
+  EXPECT_EQ(kvx_sequence_end_loading(cache.handle(), 12345, nullptr), KVX_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(OwnedTier, FreesACacheWhoseSequenceStillLoads) {
+  api::Cache cache = std::move(*tiered_cache(1 << 20));
+  come_and_go(cache, 0);
+  come_and_go(cache, 1000);
+  EXPECT_TRUE(cache.create_sequence_loading(token_ids(0, kTokens)).ok());
+}
+
 TEST(OwnedTier, FreesACacheThatStillPrefetches) {
   api::Cache cache = std::move(*tiered_cache(1 << 20));
   come_and_go(cache, 0);
