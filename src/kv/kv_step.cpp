@@ -206,7 +206,11 @@ void KvStep::begin_outgoing() {
 }
 
 void KvStep::end_outgoing(const std::string& why_not) {
-  for (const auto& leaving : outgoing_) leaving->end_step(table_, why_not);
+  if (outgoing_.empty()) return;
+  // What comes next may write to the blocks that are still being read.
+  const Status joined = verbs_->join_copies();
+  const std::string& reason = joined.ok() ? why_not : joined.error().message;
+  for (const auto& leaving : outgoing_) leaving->end_step(table_, reason);
   outgoing_.clear();
 }
 

@@ -222,3 +222,40 @@ def test_threads_share_a_cache():
     for thread in threads:
         thread.join()
     assert len(errors) == 12 and max(errors) < 2e-6
+
+
+def test_a_sequence_goes_on_before_all_layers_of_its_beginning_are_back():
+    cache = kvx.Cache(
+        num_layers=2, num_kv_heads=2, head_dim=64, recipe="int8", max_tokens=80, block_size=16,
+        max_sequences=1, prefix_model="m", tiers="host(1MiB)",
+    )  # fmt: skip
+    q, k, v = stream(80)
+
+    def step(sequence, first):
+        with cache.step([(sequence, 80 - first)]):
+            rows = [side[first:] for side in (q, k, v)]
+            return [cache.append_and_attend(layer, *rows).copy() for layer in range(2)]
+
+    for base in (0, 1000, 2000):
+        sequence = cache.create_sequence()
+        step(sequence, 0)
+        cache.record_tokens(sequence, range(base, base + 80))
+        cache.free_sequence(sequence)
+        cache.wait_for_tier()
+    outputs = []
+    for by_layer in (False, True):
+        sequence = cache.create_sequence_from(range(80), by_layer=by_layer)
+        assert cache.num_tokens(sequence) == 64
+        if by_layer:
+            with pytest.raises(kvx.Error, match="still loading layer by layer"):
+                cache.truncate(sequence, 16)
+            cache.wait_for_layer(sequence, 1)
+        outputs.append(step(sequence, 64))
+        cache.free_sequence(sequence)
+        step(other := cache.create_sequence(), 0)  # takes its blocks
+        cache.free_sequence(other)
+    assert all((a == b).all() for a, b in zip(*outputs))
+    sequence = cache.create_sequence_from(range(1000, 1080), by_layer=True)
+    assert cache.end_loading(sequence) == 64
+    cache.truncate(sequence, 16)
+    assert cache.tiers()[0].loaded > 0 and cache.tiers()[0].bad == 0

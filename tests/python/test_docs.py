@@ -21,7 +21,7 @@ def test_every_block_of_the_python_page_runs():
 
 
 def test_every_block_of_the_tiers_page_runs():
-    assert run_blocks("docs/tiers.md") == 4
+    assert run_blocks("docs/tiers.md") == 5
 
 
 def test_every_block_of_the_windows_page_runs():

@@ -170,22 +170,16 @@ void OutgoingSequence::take(Verbs& verbs, int layer) {
                     layer));
     return;
   }
-  const Status copied = copy_layer(verbs, layer);
-  if (!copied.ok()) {
-    abandon(fmt::format("layer {}: {}", layer, copied.error().message));
-    return;
-  }
-  Result<Verbs::Fence> fence = verbs.fence();
+  Result<Verbs::Fence> fence = copy_layer(verbs, layer);
   if (!fence.ok()) {
-    (void)verbs.synchronize();  // staging_ is written to until then
-    abandon(fence.error().message);
+    abandon(fmt::format("layer {}: {}", layer, fence.error().message));
     return;
   }
   const std::lock_guard lock(mutex_);
   layers_[layer].fence = std::move(fence).value();
 }
 
-Status OutgoingSequence::copy_layer(Verbs& verbs, int layer) {
+Result<Verbs::Fence> OutgoingSequence::copy_layer(Verbs& verbs, int layer) {
   const Layer& own = layers_[layer];
   const auto last_block = static_cast<int32_t>(index_->blocks.size() - 1);
   const auto last_tokens = static_cast<int>(index_->blocks.back().tokens.size());
@@ -205,7 +199,7 @@ Status OutgoingSequence::copy_layer(Verbs& verbs, int layer) {
     copies.push_back({staging_->region.data() + page.offset, block + places_[layer].of(kind).offset,
                       page.bytes});
   }
-  return verbs.copy_runs(copies);
+  return verbs.copy_beside(copies);
 }
 
 void OutgoingSequence::end_step(SequenceTable& table, const std::string& why_not) {

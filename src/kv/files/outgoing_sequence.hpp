@@ -58,8 +58,8 @@ class OutgoingSequence {
   // Requires: the table's lock; the sequence has num_tokens() when the step is over.
   void begin_step(SequenceTable& table, Verbs& verbs, const std::vector<GroupBlocks>& groups);
   void take(Verbs& verbs, int layer);
-  // Requires: the table's lock. why_not: what keeps the step's tokens from being the sequence's;
-  // empty: nothing does.
+  // Requires: the table's lock; Verbs::join_copies(). why_not: what keeps the step's tokens from
+  // being the sequence's; empty: nothing does.
   void end_step(SequenceTable& table, const std::string& why_not);
   // It will not be complete. Nothing where it is.
   void abandon(std::string why);
@@ -112,7 +112,7 @@ class OutgoingSequence {
   OutgoingSequence() = default;
   void plan_pages(const std::vector<GroupBlocks>& groups);
   Status acquire_copies(SequenceTable& table);
-  Status copy_layer(Verbs& verbs, int layer);
+  Result<Verbs::Fence> copy_layer(Verbs& verbs, int layer);
   Result<bool> check_layer(int layer) const;
   Result<OwnBytes> allocate(Verbs& verbs, int64_t bytes) const;
   Status make_readable(int layer);

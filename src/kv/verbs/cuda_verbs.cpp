@@ -47,6 +47,7 @@ Result<std::unique_ptr<CudaVerbs>> CudaVerbs::create(const CudaPlace& place,
 CudaVerbs::~CudaVerbs() {
   const Result<device::CurrentCudaDevice> current = use_device();
   (void)device::cuda_synchronize(place_.context.stream);
+  if (beside_) (void)device::cuda_synchronize(beside_->get());
 }
 
 Result<device::CurrentCudaDevice> CudaVerbs::use_device() const {
@@ -242,12 +243,48 @@ Result<std::unique_ptr<PeerBytes>> CudaVerbs::open_peer(std::span<const uint8_t>
   return std::unique_ptr<PeerBytes>(std::make_unique<CudaPeerBytes>(std::move(memory)));
 }
 
-Result<Verbs::Fence> CudaVerbs::fence() {
+// A stream of their own takes all of a layer's pages by one call, while the cache's stream computes
+// the next layer: page by page in that one, copies of a sequence of 8192 tokens took as long as its
+// attention.
+Result<Verbs::Fence> CudaVerbs::copy_beside(std::span<const BytesCopy> copies) {
   KVX_ASSIGN_OR_RETURN(const auto current, use_device());
-  KVX_ASSIGN_OR_RETURN(device::CudaEvent event, device::CudaEvent::create());
-  KVX_RETURN_IF_ERROR(event.record(place_.context.stream));
-  const auto shared = std::make_shared<device::CudaEvent>(std::move(event));
+  if (!beside_) {
+    KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
+    beside_.emplace(std::move(stream));
+  }
+  std::vector<device::CudaCopy> batch;
+  batch.reserve(copies.size());
+  for (const BytesCopy& copy : copies) batch.push_back({copy.to, copy.from, copy.bytes});
+  Result<device::CudaEvent> done = send_beside(batch);
+  if (!done.ok()) {
+    (void)device::cuda_synchronize(beside_->get());
+    return done.error();
+  }
+  const auto shared = std::make_shared<device::CudaEvent>(std::move(done).value());
   return Fence([shared] { return shared->wait(); });
+}
+
+// The event after which the copies are done.
+Result<device::CudaEvent> CudaVerbs::send_beside(std::span<const device::CudaCopy> copies) {
+  KVX_ASSIGN_OR_RETURN(device::CudaEvent computed, device::CudaEvent::create());
+  KVX_RETURN_IF_ERROR(computed.record(place_.context.stream));
+  KVX_RETURN_IF_ERROR(computed.hold_back(beside_->get()));
+  KVX_RETURN_IF_ERROR(device::cuda_copy_batch(copies, beside_->get()));
+  KVX_ASSIGN_OR_RETURN(device::CudaEvent done, device::CudaEvent::create());
+  KVX_RETURN_IF_ERROR(done.record(beside_->get()));
+  return done;
+}
+
+Status CudaVerbs::join_copies() {
+  if (!beside_) return {};
+  KVX_ASSIGN_OR_RETURN(const auto current, use_device());
+  const auto join = [this]() -> Status {
+    KVX_ASSIGN_OR_RETURN(device::CudaEvent done, device::CudaEvent::create());
+    KVX_RETURN_IF_ERROR(done.record(beside_->get()));
+    return done.hold_back(place_.context.stream);
+  };
+  const Status joined = join();
+  return joined.ok() ? joined : device::cuda_synchronize(beside_->get());
 }
 
 // ---- what has become of it

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "device/cuda_caller.hpp"
 #include "kv/verbs/cuda_place.hpp"
@@ -42,7 +43,8 @@ class CudaVerbs final : public Verbs {
   Result<OwnBytes> allocate_host(int64_t bytes) override;
   Result<OwnBytes> allocate_for_peers(int64_t bytes) override;
   Result<std::unique_ptr<PeerBytes>> open_peer(std::span<const uint8_t> ipc_handle) override;
-  Result<Fence> fence() override;
+  Result<Fence> copy_beside(std::span<const BytesCopy> copies) override;
+  Status join_copies() override;
   Result<int64_t> nonfinite_inputs() override;
   Status synchronize() override;
 
@@ -58,6 +60,7 @@ class CudaVerbs final : public Verbs {
   Status copy_some_blocks(std::span<const LayerCopy> layers,
                           std::span<const ops::BlockCopy> copies);
   Status grow_workspace(int64_t bytes);
+  Result<device::CudaEvent> send_beside(std::span<const device::CudaCopy> copies);
 
   const CudaPlace& place_;
   int64_t max_copies_;   // in a list; longer ones go in parts
@@ -65,6 +68,7 @@ class CudaVerbs final : public Verbs {
   CudaUpload lists_;     // of copies and gathers
   cache::Region block_;  // pinned: one block on its way
   cache::Region workspace_;
+  std::optional<device::OwnedCudaStream> beside_;  // of copy_beside(), once it was called
   std::mutex gathers_;  // guards lists_: gather() may be called by any thread
 };
 

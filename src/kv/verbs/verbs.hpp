@@ -118,10 +118,14 @@ class Verbs {
   virtual Result<OwnBytes> allocate_for_peers(int64_t bytes) = 0;
   // UNSUPPORTED: the blocks lie on the host, or the memory cannot be mapped here.
   virtual Result<std::unique_ptr<PeerBytes>> open_peer(std::span<const uint8_t> ipc_handle) = 0;
-  // Waits, in any thread and as often as it is called, until what was given before is done; it does
-  // not need the verbs. INTERNAL_ERROR: some of it failed.
+  // Waits, in any thread and as often as it is called, until something is done; it does not need
+  // the verbs. INTERNAL_ERROR: some of it failed.
   using Fence = std::function<Status()>;
-  virtual Result<Fence> fence() = 0;
+  // copy_runs() behind what was given so far and beside what is given next, which leaves alone what
+  // is read until join_copies(). The fence: the copies. After an error none is under way.
+  virtual Result<Fence> copy_beside(std::span<const BytesCopy> copies) = 0;
+  // What is given from now on comes after the copies of copy_beside().
+  virtual Status join_copies() = 0;
 
   // Since the cache's creation: AppendReport's.
   virtual Result<int64_t> nonfinite_inputs() = 0;
