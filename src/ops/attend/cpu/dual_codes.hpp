@@ -32,5 +32,14 @@ constexpr int key_channel(int place) {
 }
 inline constexpr int kKeyChannels = 4 * kIntLanes;  // whose order this is
 
+// Rows of codes side by side, where a pool's blocks have them: their addresses are one and what the
+// instructions have in them.
+template <int Bytes>
+struct DenseRows {
+  const uint8_t* first;
+  KVX_INLINE const uint8_t* operator[](int i) const { return first + i * Bytes; }
+  KVX_INLINE DenseRows operator+(int i) const { return {first + i * Bytes}; }
+};
+
 }  // namespace KVX_CPU_LEVEL
 }  // namespace kvx::ops::cpu

@@ -208,25 +208,46 @@ KVX_INLINE bool fold_steps(const float* queries, const DualChannels<Bits>& chann
   return are_numbers;
 }
 
+// Calls body(rows) with the tile's rows of codes: as DenseRows where they are such, of the usual
+// head_dim, else as their addresses.
+template <int Bits, class Body>
+KVX_INLINE void with_rows(const PackedTile& tile, const Body& body) {
+  constexpr int kUsualHeadDim = 128;
+  constexpr int kBytes = kUsualHeadDim * Bits / 8;
+  // The tokens are of one block, so that their rows lie evenly.
+  const int last = tile.padded_tokens() - 1;
+  const bool is_dense = tile.codes[last] - tile.codes[0] == int64_t{last} * kBytes;
+  if (tile.head_dim == kUsualHeadDim && is_dense) {
+    body.template operator()<kUsualHeadDim>(DenseRows<kBytes>{tile.codes[0]});
+  } else {
+    body.template operator()<0>(tile.codes);
+  }
+}
+
 // The key tile of all tokens. codes: as KeyTile has it.
 template <int Bits>
 KVX_INLINE void spread_dual_keys(const PackedTile& keys, uint8_t* codes, Prefetcher& prefetcher) {
   const int n = keys.padded_tokens();
-  const int row_bytes = keys.head_dim * Bits / 8;
-  constexpr int kUnitBytes = kUnitNumbers * Bits / 8;
-  const int steps_a_vector = Bits == 4 ? unpack_key_steps(row_bytes) : keys.head_dim / kUnitNumbers;
-  prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * steps_a_vector);
-  for (int token = 0; token < n; token += kIntLanes) {
-    uint8_t* tile = codes + int64_t{token} * keys.head_dim;
-    if constexpr (Bits == 4) {
-      unpack_keys<format::UInt4Codec>(keys.codes + token, row_bytes, tile, prefetcher);
-    } else {
-      for (int offset = 0; offset < row_bytes; offset += kUnitBytes) {
-        prefetcher.step();
-        spread_keys<Bits>(keys.codes + token, offset, tile);
-        tile += kUnitNumbers * kIntLanes;
-      }
+  if constexpr (Bits == 4) {
+    const int row_bytes = keys.head_dim * Bits / 8;
+    prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * unpack_key_steps(row_bytes));
+    for (int token = 0; token < n; token += kIntLanes) {
+      unpack_keys<format::UInt4Codec>(keys.codes + token, row_bytes,
+                                      codes + int64_t{token} * keys.head_dim, prefetcher);
     }
+  } else {
+    constexpr int kUnitBytes = kUnitNumbers * Bits / 8;
+    prefetcher.pace(PhaseShares::kUnpackKeys, n / kIntLanes * (keys.head_dim / kUnitNumbers));
+    with_rows<Bits>(keys, [&]<int HeadDim, class Rows>(Rows rows) {
+      const int num_units = (HeadDim > 0 ? HeadDim : keys.head_dim) / kUnitNumbers;
+      for (int token = 0; token < n; token += kIntLanes) {
+        for (int unit = 0; unit < num_units; ++unit) {
+          prefetcher.step();
+          spread_keys<Bits>(rows + token, unit * kUnitBytes, codes);
+          codes += kUnitNumbers * kIntLanes;
+        }
+      }
+    });
   }
 }
 
@@ -358,18 +379,19 @@ KVX_INLINE void spread_dual_values(const PackedTile& values, int8_t* codes,
       for (int place = 0; place < kPlaces; ++place) places.at[four_at(place)] = place;
       return places;
     }();
-    const int num_units = values.head_dim / kUnitNumbers;
     const int num_fours = values.padded_tokens() / 4;
     prefetcher.pace(PhaseShares::kUnpackValues, num_fours);
-    for (int four = 0; four < num_fours; ++four) {
-      prefetcher.step();
-      const uint8_t* const* rows = values.codes + 4 * four;
-      int8_t* place = codes + kPlaceOf.at[four] * kPlaceBytes;
-      for (int unit = 0; unit < num_units; ++unit) {
-        spread_values<Bits>(rows, unit * kUnitBytes,
-                            place + unit * (kUnitNumbers / kIntLanes) * kPartBytes);
+    with_rows<Bits>(values, [&]<int HeadDim, class Rows>(Rows rows) {
+      const int num_units = (HeadDim > 0 ? HeadDim : values.head_dim) / kUnitNumbers;
+      for (int four = 0; four < num_fours; ++four) {
+        prefetcher.step();
+        int8_t* place = codes + kPlaceOf.at[four] * kPlaceBytes;
+        for (int unit = 0; unit < num_units; ++unit) {
+          spread_values<Bits>(rows + 4 * four, unit * kUnitBytes,
+                              place + unit * (kUnitNumbers / kIntLanes) * kPartBytes);
+        }
       }
-    }
+    });
   }
 }
 

@@ -152,8 +152,8 @@ constexpr int value_bias() {
 }
 
 // Byte j of four tokens' chunks, side by side: [4] of four js each.
-KVX_INLINE void interleave_chunks(const uint8_t* const* rows, int row_bytes, int offset,
-                                  __m128i* fours) {
+template <class Rows>
+KVX_INLINE void interleave_chunks(Rows rows, int row_bytes, int offset, __m128i* fours) {
   __m128i tokens[4];
   for (int t = 0; t < 4; ++t) tokens[t] = load_chunk(rows[t], row_bytes, offset);
   const __m128i a = _mm_unpacklo_epi8(tokens[0], tokens[1]);

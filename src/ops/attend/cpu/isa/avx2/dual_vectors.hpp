@@ -2,6 +2,8 @@
 // of channels. The AVX-512 level has the same functions.
 #pragma once
 
+#include <initializer_list>
+
 #include "ops/attend/cpu/dual_codes.hpp"
 #include "ops/attend/cpu/isa/avx2/code_vectors.hpp"
 
@@ -16,6 +18,19 @@ KVX_INLINE Widest common_e4m3(const uint8_t* bytes) {
   const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
   const __m128i bits = _mm_set1_epi16(static_cast<short>(0xBF80));
   return (Widest)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), bits)) * 256.0f;
+}
+
+// Whether one of n bytes, a multiple of 16, is `least` or more under a mask.
+KVX_INLINE bool reaches(const uint8_t* bytes, int n, uint8_t mask, uint8_t least) {
+  const __m128i least_of_all = _mm_set1_epi8(static_cast<char>(least));
+  __m128i found = _mm_setzero_si128();
+  for (int i = 0; i < n; i += 16) {
+    const __m128i masked =
+        _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i)),
+                      _mm_set1_epi8(static_cast<char>(mask)));
+    found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_max_epu8(masked, least_of_all), masked));
+  }
+  return _mm_movemask_epi8(found) != 0;
 }
 
 // ---- Orders of the 64 channels of a unit
@@ -46,9 +61,33 @@ struct KeyOrder {
   }
 };
 
-// A value tile has the channels in their own order.
+// Vector 4 h + j of a value tile's unit has code j of eight bytes, which is the order of a key
+// tile.
 template <int Bits>
 struct ValueOrder {
+  KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
+    KeyOrder<Bits>::sort(unit, sorted);
+  }
+  // Eight vectors of numbers in this order.
+  KVX_INLINE static void undo(Widest* numbers) {
+    for (Widest* half : {numbers, numbers + 4}) {
+      const auto x = [half](int i) { return (__m256)half[i]; };
+      // Codes 0 and 1, and codes 2 and 3, of two bytes of each four.
+      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x(0), x(1)));
+      const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(x(0), x(1)));
+      const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x(2), x(3)));
+      const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(x(2), x(3)));
+      const __m256d bytes[4] = {_mm256_unpacklo_pd(a, c), _mm256_unpackhi_pd(a, c),
+                                _mm256_unpacklo_pd(b, d), _mm256_unpackhi_pd(b, d)};
+      half[0] = (Widest)_mm256_permute2f128_pd(bytes[0], bytes[1], 0x20);
+      half[1] = (Widest)_mm256_permute2f128_pd(bytes[2], bytes[3], 0x20);
+      half[2] = (Widest)_mm256_permute2f128_pd(bytes[0], bytes[1], 0x31);
+      half[3] = (Widest)_mm256_permute2f128_pd(bytes[2], bytes[3], 0x31);
+    }
+  }
+};
+template <>
+struct ValueOrder<4> {
   KVX_INLINE static void sort(const uint8_t* unit, uint8_t* sorted) {
     memcpy(sorted, unit, kUnitNumbers);
   }
@@ -100,8 +139,8 @@ KVX_INLINE __m256i spread_codes(__m256i low, __m256i high) {
 
 // 64 codes of eight tokens as sixteen vectors of a key tile, in the order of key_channel.
 // rows: [8], of each token the unit of 64 codes that begins at `offset`.
-template <int Bits>
-KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
+template <int Bits, class Rows>
+KVX_INLINE void spread_keys(Rows rows, int offset, uint8_t* tile) {
   const auto load_pair = [&](int i, int at, int end) {
     return _mm256_setr_m128i(load_chunk(rows[i], end, at), load_chunk(rows[i + 4], end, at));
   };
@@ -132,34 +171,27 @@ KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* til
   }
 }
 
-// Eight numbers of four tokens, from two bytes of each, `pair` of four tokens' bytes side by side.
-KVX_INLINE __m256i bytes_of_numbers(__m128i four, int pair) {
-  const __m256i index = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-  return _mm256_permutevar8x32_epi32(_mm256_castsi128_si256(four),
-                                     _mm256_add_epi32(index, _mm256_set1_epi32(2 * pair)));
-}
-
-// 64 codes of four tokens as a place of eight parts of a value tile.
-template <int Bits>
-KVX_INLINE void spread_values(const uint8_t* const* rows, int offset, int8_t* place) {
-  const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
-  __m128i low[4];
-  __m128i high[4] = {};
-  interleave_chunks(rows, offset + 16, offset, low);
+// 64 codes of four tokens as a place of eight parts of a value tile, in ValueOrder.
+template <int Bits, class Rows>
+KVX_INLINE void spread_values(Rows rows, int offset, int8_t* place) {
+  __m128i fours[4];
+  interleave_chunks(rows, offset + 16, offset, fours);
+  const __m256i low[2] = {_mm256_setr_m128i(fours[0], fours[1]),
+                          _mm256_setr_m128i(fours[2], fours[3])};
+  __m256i high[2] = {};
   if constexpr (Bits == 3) {
-    interleave_chunks(rows, offset + 24, offset + 16, high);
-    high[2] = _mm_srli_epi16(high[0], 1);
-    high[3] = _mm_srli_epi16(high[1], 1);
+    interleave_chunks(rows, offset + 24, offset + 16, fours);
+    high[0] = _mm256_setr_m128i(fours[0], fours[1]);
+    high[1] = _mm256_srli_epi16(high[0], 1);
   }
-  for (int part = 0; part < 8; ++part, place += kPartBytes) {
-    __m256i codes = _mm256_and_si256(
-        _mm256_srlv_epi32(bytes_of_numbers(low[part / 2], part % 2), shifts), _mm256_set1_epi8(3));
-    if constexpr (Bits == 3) {
-      const __m256i bits = _mm256_srlv_epi32(bytes_of_numbers(high[part / 2], part % 2), shifts);
-      codes =
-          _mm256_or_si256(codes, _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi8(1)), 2));
-    }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), codes);
+  for (int half = 0; half < 2; ++half, place += 4 * kPartBytes) {
+    const auto store = [place](int part, __m256i codes) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(place + part * kPartBytes), codes);
+    };
+    store(0, spread_codes<Bits, 0>(low[half], high[half]));
+    store(1, spread_codes<Bits, 1>(low[half], high[half]));
+    store(2, spread_codes<Bits, 2>(low[half], high[half]));
+    store(3, spread_codes<Bits, 3>(low[half], high[half]));
   }
 }
 

@@ -30,8 +30,8 @@ constexpr int key_vectors_together(Fixed form) {
 inline constexpr int kPartsTogether = 2;
 
 // The chunks of rows 0, distance, 2 * distance and 3 * distance, one a lane.
-KVX_INLINE __m512i load_chunks(const uint8_t* const* rows, int distance, int row_bytes,
-                               int offset) {
+template <class Rows>
+KVX_INLINE __m512i load_chunks(Rows rows, int distance, int row_bytes, int offset) {
   __m512i chunks = _mm512_castsi128_si512(load_chunk(rows[0], row_bytes, offset));
   chunks = _mm512_inserti32x4(chunks, load_chunk(rows[distance], row_bytes, offset), 1);
   chunks = _mm512_inserti32x4(chunks, load_chunk(rows[2 * distance], row_bytes, offset), 2);

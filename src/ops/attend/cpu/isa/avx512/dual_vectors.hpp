@@ -2,6 +2,9 @@
 // orders of channels. The AVX2 level has the same functions.
 #pragma once
 
+#include <initializer_list>
+#include <type_traits>
+
 #include "ops/attend/cpu/dual_codes.hpp"
 #include "ops/attend/cpu/isa/avx512/code_vectors.hpp"
 
@@ -18,6 +21,18 @@ KVX_INLINE Widest common_e4m3(const uint8_t* bytes) {
   const __m256i bits = _mm256_set1_epi16(static_cast<short>(0xBF80));
   const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(words, 7), bits);
   return (Widest)_mm512_cvtph_ps(halves) * 256.0f;
+}
+
+// Whether one of n bytes is `least` or more under a mask.
+KVX_INLINE bool reaches(const uint8_t* bytes, int n, uint8_t mask, uint8_t least) {
+  __mmask64 found = 0;
+  for (int i = 0; i < n; i += 64) {
+    const __mmask64 exist = n - i < 64 ? (__mmask64{1} << (n - i)) - 1 : ~__mmask64{0};
+    const __m512i masked = _mm512_and_si512(_mm512_maskz_loadu_epi8(exist, bytes + i),
+                                            _mm512_set1_epi8(static_cast<char>(mask)));
+    found |= _mm512_cmpge_epu8_mask(masked, _mm512_set1_epi8(static_cast<char>(least)));
+  }
+  return found != 0;
 }
 
 // ---- Orders of the 64 channels of a unit
@@ -166,9 +181,9 @@ KVX_INLINE void spread_threes(__m512i low, const HighBits& high, const __m512i* 
 
 // 64 codes of sixteen tokens as sixteen vectors of a key tile, in the order of key_channel.
 // rows: [16], of each token the unit of 64 codes that begins at `offset`.
-template <int Bits>
-KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
-  __asm__("" : "+r"(rows));  // as load_keys
+template <int Bits, class Rows>
+KVX_INLINE void spread_keys(Rows rows, int offset, uint8_t* tile) {
+  if constexpr (std::is_pointer_v<Rows>) __asm__("" : "+r"(rows));  // as load_keys
   __m512i r[4];
   for (int i = 0; i < 4; ++i) r[i] = load_chunks(rows + i, 4, offset + 16, offset);
   const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
@@ -219,8 +234,8 @@ constexpr Table<int64_t, 8> matrices_of_value_code(int code) {
 }
 
 // 64 codes of four tokens as a place of four parts of a value tile, in ValueOrder.
-template <int Bits>
-KVX_INLINE void spread_values(const uint8_t* const* rows, int offset, int8_t* place) {
+template <int Bits, class Rows>
+KVX_INLINE void spread_values(Rows rows, int offset, int8_t* place) {
   static constexpr Table<uint8_t, 64> kLow = interleave_bytes(16);
   const __m512i low = _mm512_permutexvar_epi8(_mm512_load_si512(kLow.at),
                                               load_chunks(rows, 1, offset + 16, offset));

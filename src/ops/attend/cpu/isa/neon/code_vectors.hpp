@@ -120,8 +120,8 @@ constexpr int value_bias() {
 }
 
 // Byte j of four tokens' chunks, side by side: [4] of four js each.
-KVX_INLINE void interleave_chunks(const uint8_t* const* rows, int row_bytes, int offset,
-                                  uint8x16_t* fours) {
+template <class Rows>
+KVX_INLINE void interleave_chunks(Rows rows, int row_bytes, int offset, uint8x16_t* fours) {
   uint8x16_t tokens[4];
   for (int t = 0; t < 4; ++t) tokens[t] = load_chunk(rows[t], row_bytes, offset);
   const auto zip = [](uint8x16_t a, uint8x16_t b) {

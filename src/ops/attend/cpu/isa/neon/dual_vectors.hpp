@@ -99,8 +99,8 @@ KVX_INLINE uint8x16_t spread_codes(uint8x16_t low, uint8x16_t high, int j) {
 
 // 64 codes of four tokens as sixteen vectors of a key tile, in the order of key_channel.
 // rows: [4], of each token the unit of 64 codes that begins at `offset`.
-template <int Bits>
-KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* tile) {
+template <int Bits, class Rows>
+KVX_INLINE void spread_keys(Rows rows, int offset, uint8_t* tile) {
   uint8x16_t chunks[4];
   uint8x16_t words[4];
   uint8x16_t high[4] = {};
@@ -121,8 +121,8 @@ KVX_INLINE void spread_keys(const uint8_t* const* rows, int offset, uint8_t* til
 
 // 64 codes of four tokens as a place of sixteen parts of a value tile: byte j of the tokens holds
 // the numbers 4 j to 4 j + 3.
-template <int Bits>
-KVX_INLINE void spread_values(const uint8_t* const* rows, int offset, int8_t* place) {
+template <int Bits, class Rows>
+KVX_INLINE void spread_values(Rows rows, int offset, int8_t* place) {
   uint8x16_t low[4];
   uint8x16_t high[4] = {};
   interleave_chunks(rows, offset + 16, offset, low);
