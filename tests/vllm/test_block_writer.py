@@ -90,3 +90,19 @@ def test_the_thread_is_not_bound_to_the_core_of_the_steps(layers):
     finally:
         os.sched_setaffinity(0, before)
     assert cores == [before]
+
+
+def test_a_copy_that_fails_gives_its_buffer_back(layers, files, monkeypatch):
+    monkeypatch.setattr(block_writer, "_STAGED_BYTES", 1)  # the fewest buffers
+    writer = BlockWriter(layers, files.save)
+    for _ in range(block_writer._FEWEST_BUFFERS):
+        with pytest.raises(RuntimeError):
+            writer.write(Named("a"), [99, 0])  # no such page
+    files.may_save.set()
+    ended = threading.Event()
+    threading.Thread(
+        target=lambda: (writer.write(Named("b"), [1, 0]), ended.set()), daemon=True
+    ).start()
+    assert ended.wait(60), "it waits for a buffer that nobody has"
+    writer.close()
+    assert files.saved == {"b": [[3, 4, 5], [9, 9]]}

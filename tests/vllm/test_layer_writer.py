@@ -129,6 +129,27 @@ def test_a_layer_waits_where_too_much_is_staged(layers, files, monkeypatch):
     assert files.pages(Named("a")) == [[0, 1, 2, 3, 4, 5], [0, 1]]
 
 
+def test_a_copy_that_fails_holds_no_later_layer_up(layers, files, monkeypatch):
+    monkeypatch.setattr(layer_writer, "_STAGED_BYTES", 7)
+    writer = writer_of(layers, files)
+    copy = writer._copy
+
+    def fail(layer, ids):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(writer, "_copy", fail)
+    writer.begin_step([Named("a")], [[0, 0]])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        writer.hand_on(0)
+    monkeypatch.setattr(writer, "_copy", copy)
+    writer.begin_step([Named("b")], [[0, 0]])
+    ended = threading.Event()
+    threading.Thread(target=lambda: (writer.end_step(), ended.set()), daemon=True).start()
+    assert ended.wait(60), "it waits for the bytes of a copy that never was"
+    writer.close()
+    assert files.pages(Named("b")) == [[0, 1, 2, 3, 4, 5], [0, 1]]
+
+
 def test_pages_of_another_size_are_refused(files):
     file = files.begin(Named("a"))
     with pytest.raises(kvx.Error, match="no page of 5 bytes of layer 0"):

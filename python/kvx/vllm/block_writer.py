@@ -52,19 +52,27 @@ class BlockWriter:
         """Copies the pages `ids` [layers] as they are after all that the current stream has been
         given, and lets the thread write them."""
         buffer = self._take_buffer()
-        copied = None
-        if self._stream is None:
-            self._copy(buffer, ids)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            with torch.cuda.stream(self._stream):
-                self._copy(buffer, ids)
-            copied = self._stream.record_event()
-            # What the engine does next may overwrite the pages.
-            torch.cuda.current_stream(self._stream.device).wait_event(copied)
+        try:
+            copied = self._stage(buffer, ids)
+        except BaseException:
+            self._free.put(buffer)  # else the last one's loss would hold a step up for good
+            raise
         with self._lock:
             self._under_way.add(block.name)
         self._waiting.put((block, buffer, copied))
+
+    def _stage(self, buffer, ids):
+        """The event after which a GPU's pages are in the buffer."""
+        if self._stream is None:
+            self._copy(buffer, ids)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._copy(buffer, ids)
+        copied = self._stream.record_event()
+        # What the engine does next may overwrite the pages.
+        torch.cuda.current_stream(self._stream.device).wait_event(copied)
+        return copied
 
     def _take_buffer(self):
         try:

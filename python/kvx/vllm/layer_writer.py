@@ -85,7 +85,14 @@ class LayerWriter:
                 lambda: self._staged == 0 or self._staged + num_bytes <= _STAGED_BYTES
             )
             self._staged += num_bytes
-        self._waiting.put((step, layer, *self._copy(layer, step.ids[layer])))
+        try:
+            pages, copied = self._copy(layer, step.ids[layer])
+        except BaseException:
+            with self._changed:
+                self._staged -= num_bytes  # else later layers would wait for these for good
+                self._changed.notify_all()
+            raise
+        self._waiting.put((step, layer, pages, copied))
 
     def _copy(self, layer, ids):
         """(the pages in host memory, the event after which they are there)"""
