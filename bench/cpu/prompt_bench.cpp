@@ -1,5 +1,6 @@
 // How fast prompts attend: the queries at the end of a sequence on all of its tokens, by format and
-// CPU level, in one thread. Levels take turns, so that what else the machine does meets them alike.
+// CPU level, in one thread. With --decode it is a token of each of several sequences. Recipes and
+// levels take turns, so that what else the machine does meets them alike.
 #include <CLI/CLI.hpp>
 #include <memory>
 
@@ -23,6 +24,7 @@ struct Options {
                       .num_q_heads = 4,
                       .prefill_tokens = 512};
   int rounds = 9;
+  int decoded_sequences = 0;
 };
 
 // The products of queries and the tokens that they see, and of probabilities and values.
@@ -43,9 +45,9 @@ struct Prompt {
     if (!status.ok()) fail(status.error().message);
   }
 
-  void measure() {
+  void measure(bool decodes) {
     const double start = thread_microseconds();
-    check(cache->attend_prefill(0));
+    check(decodes ? cache->attend_decode() : cache->attend_prefill(0));
     microseconds = std::min(microseconds, thread_microseconds() - start);
   }
 
@@ -53,28 +55,45 @@ struct Prompt {
   double microseconds = 1e12;
 };
 
+// One for each recipe and level.
+using Prompts = std::vector<std::vector<Prompt>>;
+
+void print_row(const Options& options, const std::string& recipe,
+               const std::vector<Prompt>& levels) {
+  fmt::print("| {} |", recipe);
+  for (const Prompt& one : levels) {
+    if (options.decoded_sequences > 0) {
+      fmt::print(" {:.2f} |", one.microseconds * 1e-3);
+    } else {
+      fmt::print(" {:.1f} |", prefill_flop(options.shape) / one.microseconds * 1e-3);
+    }
+  }
+  fmt::print(" {:.2f} |\n", levels.front().microseconds / levels.back().microseconds);
+}
+
 void run(const Options& options) {
+  const bool decodes = options.decoded_sequences > 0;
+  BenchShape shape = options.shape;
+  if (decodes) shape.num_sequences = options.decoded_sequences;
+  Prompts prompts;
+  for (const std::string& recipe : options.recipes) {
+    for (prompts.emplace_back(); const std::string& level : options.levels) {
+      prompts.back().emplace_back(recipe, level_named(level), shape);
+    }
+  }
+  for (int i = 0; i < options.rounds; ++i) {
+    for (std::vector<Prompt>& levels : prompts) {
+      for (Prompt& one : levels) one.measure(decodes);
+    }
+  }
   std::string head = "| recipe |";
   std::string rule = "|---|";
   for (const std::string& level : options.levels) {
-    head += fmt::format(" {}, GFLOP/s |", level);
+    head += fmt::format(" {}, {} |", level, decodes ? "ms" : "GFLOP/s");
     rule += "---:|";
   }
-  fmt::print("{} last / first |\n{}---:|\n", head, rule);
-  const double flop = prefill_flop(options.shape);
-  for (const std::string& recipe : options.recipes) {
-    std::vector<Prompt> prompts;
-    for (const std::string& level : options.levels) {
-      prompts.emplace_back(recipe, level_named(level), options.shape);
-    }
-    for (int i = 0; i < options.rounds; ++i) {
-      for (Prompt& one : prompts) one.measure();
-    }
-    fmt::print("| {} |", recipe);
-    for (const Prompt& one : prompts) fmt::print(" {:.1f} |", flop / one.microseconds * 1e-3);
-    fmt::print(" {:.2f} |\n", prompts.front().microseconds / prompts.back().microseconds);
-    std::fflush(stdout);
-  }
+  fmt::print("{} first's time / last's |\n{}---:|\n", head, rule);
+  for (size_t i = 0; i < prompts.size(); ++i) print_row(options, options.recipes[i], prompts[i]);
 }
 
 }  // namespace
@@ -94,6 +113,9 @@ int main(int argc, char** argv) {
   app.add_option("--heads", options.shape.num_kv_heads, "KV heads");
   app.add_option("--q-heads", options.shape.num_q_heads, "query heads of all of them");
   app.add_option("--rounds", options.rounds, "calls of every level")->check(CLI::Range(1, 1000000));
+  app.add_option("--decode", options.decoded_sequences,
+                 "decode a token of so many sequences instead of a prompt's, and print ms")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--fast", options.shape.is_fast, "queries of 8 bits");
   CLI11_PARSE(app, argc, argv);
   if (options.levels.empty()) {
