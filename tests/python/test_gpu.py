@@ -590,6 +590,7 @@ def test_turbominds_pointers_on_a_gpu_become_ids_there(torch):
 
 def test_cupys_pages_and_jaxs_rows(torch):
     cupy, jax = gpu.library("cupy"), gpu.library("jax")
+    cupy.cuda.Device(0).use()  # JAX begins on every GPU, and stays on the last
     _, k, v = stream_of_rows(20)
     layer = kvx.PagedLayer("f32", num_kv_heads=2, head_dim=64, block_size=16, device="cuda")
     pages = cupy.zeros((3, layer.page_bytes), cupy.uint8)

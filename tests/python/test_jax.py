@@ -10,6 +10,13 @@ import kvx
 HEADS, DIM, TOKENS = 2, 64, 5
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Where JAX sees a GPU its arrays lie there, which tests/python/test_gpu.py is about."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 def rows(seed, dtype):
     return jax.random.normal(jax.random.PRNGKey(seed), (TOKENS, HEADS, DIM), jnp.float32).astype(
         dtype
