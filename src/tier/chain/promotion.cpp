@@ -235,7 +235,7 @@ class Planner {
     if (one.is_by_layer) {
       promotion_.coming.add(load.node, load.group, load.kind, load.first_id);
       layered_.push_back({tiers_[one.source].tier, one.source, load,
-                          std::make_shared<BlockInParts>(promotion_.problem)});
+                          std::make_shared<BlockInParts>(BlockInParts{promotion_.problem})});
       return true;
     }
     if (one.source < tiers_.size()) {
