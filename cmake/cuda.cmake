@@ -157,12 +157,14 @@ endfunction()
 
 # kvx_set_cuda_optimization(TARGET <file>...): a target's sources of kernels are compiled as
 # KVX_CUDA_OPTIMIZE says; must be called in the directory that makes the target. Without optimisation
-# ptxas has to tear wgmma's chains apart, and its advice about that is left out.
+# ptxas has to tear wgmma's chains apart, and its advice about that is left out; with it, the advice is
+# an error.
 function(kvx_set_cuda_optimization target)
-  if(KVX_CUDA_IS_OPTIMIZED)
-    return()
+  set(launcher refuse_torn_wgmma.sh)
+  if(NOT KVX_CUDA_IS_OPTIMIZED)
+    set(launcher without_wgmma_advice.sh)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
   endif()
-  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -Ofc=max)
   set_property(TARGET ${target} PROPERTY
-               RULE_LAUNCH_COMPILE "\"${PROJECT_SOURCE_DIR}/cmake/without_wgmma_advice.sh\"")
+               RULE_LAUNCH_COMPILE "\"${PROJECT_SOURCE_DIR}/cmake/${launcher}\"")
 endfunction()
