@@ -80,5 +80,46 @@ TEST(AttendDual, TransformsWindowsAndSinksHold) {
   }
 }
 
+// Bytes that quantising never writes, as a file may have them: a NaN in a tile's middle, and what
+// comes of it at the scalar level.
+void expect_the_same_nans(AttendScene& scene, uint8_t* byte) {
+  *byte = 0x7F;
+  const AttendOutput expected = scene.run(CpuLevel::kScalar);
+  int num_nans = 0;
+  for (const CpuLevel level : cpu_levels_here()) {
+    const AttendOutput got = scene.run(level);
+    ASSERT_EQ(got.out.size(), expected.out.size());
+    num_nans = 0;
+    for (size_t i = 0; i < got.out.size(); ++i) {
+      num_nans += std::isnan(expected.out[i]) ? 1 : 0;
+      ASSERT_EQ(std::isnan(got.out[i]), std::isnan(expected.out[i]))
+          << device::name_of(level) << ", " << i;
+      if (std::isnan(got.out[i])) continue;
+      ASSERT_NEAR(got.out[i], expected.out[i], 1e-3);
+    }
+  }
+  EXPECT_GT(num_nans, 0);
+  EXPECT_LT(num_nans, static_cast<int>(expected.out.size()));
+}
+
+TEST(AttendDual, NaNAmongStepsAndScalesReachesWhatReadsIt) {
+  for (const char* format : kDualFormats) {
+    SceneOptions options = options_of(format, format, 128, 64);
+    options.seq_lens = {200};
+    options.q_lens = {1};
+    for (const bool is_key : {true, false}) {
+      SCOPED_TRACE(fmt::format("{}, {}", format, is_key ? "K" : "V"));
+      const auto side_of = [is_key](AttendScene& scene) -> const ops::SideView& {
+        const auto& run = scene.packed().view().runs.front();
+        return is_key ? run.k : run.v;
+      };
+      AttendScene of_step(options);
+      expect_the_same_nans(of_step, side_of(of_step).channels.at(of_step.table()[1], 0) + 100);
+      AttendScene of_scale(options);
+      expect_the_same_nans(of_scale, side_of(of_scale).scales.at(of_scale.table()[1], 9, 0));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvx::tests
