@@ -98,6 +98,7 @@ def limits(**changes):
     "queries, tokens, is_expanded",
     [
         (2048, 2048, True),
+        (512, 512, True),
         (128, 128, False),  # the launches cost more
         (128, 8192, False),  # expanding cached tokens does
         (2048, 32768, True),
@@ -113,6 +114,13 @@ def test_the_form_of_fewer_operations_is_chosen(queries, tokens, is_expanded):
 )
 def test_on_a_cpu_expanding_costs_less(queries, tokens, is_expanded):
     assert limits(on_gpu=False).takes([(queries, tokens)]) is is_expanded
+
+
+def test_a_gpu_expands_a_few_heads_at_a_time_for_long_prompts_alone():
+    at_once = limits(num_bytes=1024 * 15_000)
+    assert at_once.heads_at_once(1024) == 8
+    assert not at_once.takes([(1024, 1024)])
+    assert limits(num_bytes=2048 * 15_000).takes([(2048, 2048)])
 
 
 def test_what_does_not_fit_is_absorbed():

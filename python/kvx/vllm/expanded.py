@@ -23,9 +23,12 @@ _PAGE_TOKENS = GPU_BLOCK_SIZE  # of the pages that hold a step's expanded keys a
 # On a GPU, expanding takes the memory's time as well: keys and values are written, and moved by
 # append. On a CPU the products hide it.
 _EXPANSION_ON_GPU = 2.0
-# What a layer's several calls cost beside the absorbed form's one, in operations of products.
+# What a layer's several calls for some of its heads cost, in operations of products. An H200 has a
+# tenth of a millisecond for 5e10.
 _CALLS_OPERATIONS = 1e8
 _CALLS_OPERATIONS_ON_GPU = 5e10
+# A head's query takes at least that much in the absorbed form on a GPU, where tokens are few.
+_ABSORBED_QUERY_ON_GPU = 2e6
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,20 @@ class ExpandedLimits:
         """Whether the expanded form is, by its operations."""
         if self.on_gpu and self.itemsize > 2:
             return False  # no tensor core kernel multiplies binary32
-        dims, weight = self.dims, _EXPANSION_ON_GPU if self.on_gpu else 1.0
+        dims, weight, of_query, of_calls = self.dims, 1.0, 0.0, _CALLS_OPERATIONS
+        if self.on_gpu:
+            weight, of_query = _EXPANSION_ON_GPU, _ABSORBED_QUERY_ON_GPU
+            of_calls = _CALLS_OPERATIONS_ON_GPU
         saved = sum(
             dims.absorbed_operations(queries, tokens)
             - dims.expanded_operations(queries, tokens)
             + dims.projections(queries)
+            + of_query * queries
             - weight * dims.projections(tokens)
             for queries, tokens in requests
         )
-        calls = _CALLS_OPERATIONS_ON_GPU if self.on_gpu else _CALLS_OPERATIONS
-        return self.num_heads * saved > calls
+        at_once = self.heads_at_once(sum(tokens for _, tokens in requests))
+        return at_once * saved > of_calls
 
     def heads_at_once(self, tokens: int) -> int:
         """The most heads that fit, of which the layer has a multiple; 0 where not one does."""
