@@ -1,18 +1,19 @@
 // The few functions of the CUDA driver that this program needs. Zero is success in all of them.
 #include "tools/conformance/cuda_driver.hpp"
 
-#include <dlfcn.h>
-
 #include <cstdint>
+
+#include "tools/conformance/system.hpp"
 
 namespace kvx::conformance {
 
 std::optional<CudaDriver> CudaDriver::open() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* library = open_library(cuda_library());
   if (library == nullptr) return std::nullopt;
   bool has_all = true;
   const auto find = [&](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol_of(library, name));
     has_all = has_all && function != nullptr;
   };
   int (*init)(unsigned) = nullptr;

@@ -1,4 +1,4 @@
-// CudaDriver: device memory through libcuda.so.1, loaded at run time, so that this program
+// CudaDriver: device memory through its driver, loaded at run time, so that this program
 // needs CUDA neither to be built nor to run.
 #pragma once
 

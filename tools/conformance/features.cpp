@@ -142,7 +142,6 @@ Features claims_queried(const Provider& provider) {
     throw std::runtime_error("it does not export kvx_query_features; judge it with --claims v1.1");
   }
   kvx_features_t f{};
-  f.size = sizeof f;
   const kvx_status_t status = query_in_child(provider, f);
   if (status != KVX_STATUS_OK) {
     throw std::runtime_error(fmt::format("kvx_query_features returns status {}; expected OK 0",

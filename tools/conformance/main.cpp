@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "tools/conformance/report.hpp"
+#include "tools/conformance/system.hpp"
 
 namespace kvx::conformance {
 namespace {
@@ -34,10 +35,10 @@ int judge(const Options& options) {
   const bool gpu = has_gpu();
   const std::vector<Check> checks = all_checks();
   Features judged;
-  for (const Check& check : checks) {
-    if (!is_wanted(check, options.filter)) continue;
-    report.results.push_back(run_check(check, provider, claims, gpu));
-    judged.add(check.needs);
+  for (size_t number = 0; number < checks.size(); ++number) {
+    if (!is_wanted(checks[number], options.filter)) continue;
+    report.results.push_back(run_check(checks, number, provider, claims, gpu));
+    judged.add(checks[number].needs);
   }
   if (report.results.empty()) {
     throw std::runtime_error(fmt::format("no check has '{}' in its name", options.filter));
@@ -73,6 +74,7 @@ int run(int argc, char** argv) {
     return kNotJudged;
   }
   try {
+    if (const auto task = task_of_this_process()) do_task(*task, options.library);
     return judge(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "kvx-conformance: {}: {}\n", options.library, error.what());

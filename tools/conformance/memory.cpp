@@ -2,14 +2,13 @@
 #include "tools/conformance/memory.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 #include <stdexcept>
 
 #include "tools/conformance/numbers.hpp"
+#include "tools/conformance/system.hpp"
 
 namespace kvx::conformance {
 
@@ -17,16 +16,14 @@ Buffer::Buffer(std::string name, int64_t num_bytes)
     : name_(std::move(name)), num_bytes_(num_bytes) {
   constexpr int64_t kAlignment = 16;
   constexpr int64_t kLeastCanary = 64;  // before the data
-  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t page = page_bytes();
   open_bytes_ = (num_bytes + kAlignment + kLeastCanary + page - 1) / page * page;
   mapped_bytes_ = open_bytes_ + 2 * page;
-  void* mapped = mmap(nullptr, static_cast<size_t>(mapped_bytes_), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) throw std::runtime_error("no memory for a buffer of " + name_);
-  mapped_ = static_cast<uint8_t*>(mapped);
+  mapped_ = map_pages(mapped_bytes_);
+  if (mapped_ == nullptr) throw std::runtime_error("no memory for a buffer of " + name_);
   open_ = mapped_ + page;
-  mprotect(mapped_, static_cast<size_t>(page), PROT_NONE);
-  mprotect(open_ + open_bytes_, static_cast<size_t>(page), PROT_NONE);
+  forbid_pages(mapped_, page);
+  forbid_pages(open_ + open_bytes_, page);
   data_ = open_ + (open_bytes_ - num_bytes) / kAlignment * kAlignment;
   // The buffers of a call have different contents, so that bytes of a wrong buffer are detected.
   const uint64_t seed = std::hash<std::string>()(name_);
@@ -36,11 +33,11 @@ Buffer::Buffer(std::string name, int64_t num_bytes)
 }
 
 Buffer::~Buffer() {
-  munmap(mapped_, static_cast<size_t>(mapped_bytes_));
+  unmap_pages(mapped_, mapped_bytes_);
 }
 
 void Buffer::close() {
-  mprotect(open_, static_cast<size_t>(open_bytes_), PROT_NONE);
+  forbid_pages(open_, open_bytes_);
 }
 
 bool Buffer::holds(const void* address) const {

@@ -1,18 +1,19 @@
 // Loads a provider's library and finds its functions by name.
 #include "tools/conformance/provider.hpp"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <stdexcept>
+
+#include "tools/conformance/system.hpp"
 
 namespace kvx::conformance {
 namespace {
 
 template <class Function>
 void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
+  function = reinterpret_cast<Function>(symbol_of(library, name));
 }
 
 template <class Function>
@@ -44,10 +45,10 @@ void find_turbomind(void* library, Provider& provider) {
 }  // namespace
 
 Provider load_provider(const std::string& path) {
-  // dlopen() searches the system's folders for a name without a slash.
+  // The system's folders are searched for a name without a slash.
   const std::string file = std::filesystem::absolute(path).string();
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(dlerror());
+  void* library = open_library(file);
+  if (library == nullptr) throw std::runtime_error(library_problem());
   Provider provider;
   find_required(library, "kvx_get_version", provider.get_version);
   find_required(library, "kvx_validate_cache_desc", provider.validate_cache_desc);

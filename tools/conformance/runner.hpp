@@ -15,13 +15,17 @@ struct Result {
   Features missing = {};
 };
 
-// Calls kvx_query_features in a process of its own: after a process has initialised CUDA, its
-// children cannot use it.
+// Fills features by kvx_query_features in a process of its own: after a process has initialised
+// CUDA, its children cannot use it.
 kvx_status_t query_in_child(const Provider& provider, kvx_features_t& features);
 
 bool has_gpu();
 
-Result run_check(const Check& check, const Provider& provider, const Features& claims,
-                 bool has_gpu);
+// The check of that number.
+Result run_check(const std::vector<Check>& checks, size_t number, const Provider& provider,
+                 const Features& claims, bool has_gpu);
+
+// Does the task that this process was started for (task_of_this_process()) and ends it.
+[[noreturn]] void do_task(const std::string& task, const std::string& library);
 
 }  // namespace kvx::conformance
