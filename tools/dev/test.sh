@@ -15,8 +15,8 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   -R REGEX    only test binaries whose name matches
   -L LABEL    only test binaries with this label (threaded, gpu)
   --arm       only the unit tests, or those whose binary's name matches, built for 64-bit Arm and
-              run under qemu-user on the processor that KVX_ARM_CPU names (default max): the cross
-              compiler, the emulator and Arm's libraries are fetched first, 250 MB
+              run under qemu-user on the processor that KVX_ARM_CPU names (default max,sve=off): the
+              cross compiler, the emulator and Arm's libraries are fetched first, 250 MB
   --windows   only whether MinGW's compiler parses the library's sources, and the tests of the
               system's calls under Wine (docs/windows.md); with REGEX the sources whose path
               matches, and no tests
