@@ -5,6 +5,7 @@
 
 #include "core/checked.hpp"
 #include "device/cuda_ipc.hpp"
+#include "kv/verbs/line_runs.hpp"
 #include "ops/append/append_cuda.hpp"
 #include "ops/attend/attend_cuda.hpp"
 #include "ops/copy_blocks/copy_blocks_cuda.hpp"
@@ -182,19 +183,34 @@ Status CudaVerbs::written(std::span<uint8_t> block) {
   return device::cuda_synchronize(stream);
 }
 
+namespace {
+
+// Pages of neighbouring blocks by one call, since one by one they take 3 to 5 us each; the others
+// by one call together, where the stream is not the default one.
+Status copy_lines(std::span<const BytesCopy> copies, device::CudaStream stream) {
+  std::vector<device::CudaCopy> apart;
+  for (const LineRun& run : join_lines(copies)) {
+    const BytesCopy& first = run.first;
+    if (run.num_lines == 1 && stream != nullptr) {
+      apart.push_back({first.to, first.from, first.bytes});
+    } else if (run.num_lines == 1) {
+      KVX_RETURN_IF_ERROR(device::cuda_copy_async(first.to, first.from, first.bytes, stream));
+    } else {
+      KVX_RETURN_IF_ERROR(device::cuda_copy_lines_async(first.to, run.to_stride, first.from,
+                                                        run.from_stride, first.bytes, run.num_lines,
+                                                        stream));
+    }
+  }
+  return apart.empty() ? Status() : device::cuda_copy_batch(apart, stream);
+}
+
+}  // namespace
+
 // Behind what the stream was given before, and before what it is given next: a block that another
 // step overwrites has left by then.
 Status CudaVerbs::copy_runs(std::span<const BytesCopy> copies) {
   KVX_ASSIGN_OR_RETURN(const auto current, use_device());
-  const device::CudaStream stream = place_.context.stream;
-  std::vector<device::CudaCopy> batch;
-  batch.reserve(copies.size());
-  for (const BytesCopy& copy : copies) batch.push_back({copy.to, copy.from, copy.bytes});
-  if (stream != nullptr) return device::cuda_copy_batch(batch, stream);
-  for (const device::CudaCopy& copy : batch) {
-    KVX_RETURN_IF_ERROR(device::cuda_copy_async(copy.to, copy.from, copy.bytes, stream));
-  }
-  return {};
+  return copy_lines(copies, place_.context.stream);
 }
 
 Result<OwnBytes> CudaVerbs::allocate_host(int64_t bytes) {
@@ -252,10 +268,7 @@ Result<Verbs::Fence> CudaVerbs::copy_beside(std::span<const BytesCopy> copies) {
     KVX_ASSIGN_OR_RETURN(device::OwnedCudaStream stream, device::OwnedCudaStream::create());
     beside_.emplace(std::move(stream));
   }
-  std::vector<device::CudaCopy> batch;
-  batch.reserve(copies.size());
-  for (const BytesCopy& copy : copies) batch.push_back({copy.to, copy.from, copy.bytes});
-  Result<device::CudaEvent> done = send_beside(batch);
+  Result<device::CudaEvent> done = send_beside(copies);
   if (!done.ok()) {
     (void)device::cuda_synchronize(beside_->get());
     return done.error();
@@ -265,11 +278,11 @@ Result<Verbs::Fence> CudaVerbs::copy_beside(std::span<const BytesCopy> copies) {
 }
 
 // The event after which the copies are done.
-Result<device::CudaEvent> CudaVerbs::send_beside(std::span<const device::CudaCopy> copies) {
+Result<device::CudaEvent> CudaVerbs::send_beside(std::span<const BytesCopy> copies) {
   KVX_ASSIGN_OR_RETURN(device::CudaEvent computed, device::CudaEvent::create());
   KVX_RETURN_IF_ERROR(computed.record(place_.context.stream));
   KVX_RETURN_IF_ERROR(computed.hold_back(beside_->get()));
-  KVX_RETURN_IF_ERROR(device::cuda_copy_batch(copies, beside_->get()));
+  KVX_RETURN_IF_ERROR(copy_lines(copies, beside_->get()));
   KVX_ASSIGN_OR_RETURN(device::CudaEvent done, device::CudaEvent::create());
   KVX_RETURN_IF_ERROR(done.record(beside_->get()));
   return done;

@@ -60,7 +60,7 @@ class CudaVerbs final : public Verbs {
   Status copy_some_blocks(std::span<const LayerCopy> layers,
                           std::span<const ops::BlockCopy> copies);
   Status grow_workspace(int64_t bytes);
-  Result<device::CudaEvent> send_beside(std::span<const device::CudaCopy> copies);
+  Result<device::CudaEvent> send_beside(std::span<const BytesCopy> copies);
 
   const CudaPlace& place_;
   int64_t max_copies_;   // in a list; longer ones go in parts
