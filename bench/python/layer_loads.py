@@ -4,9 +4,10 @@ layer beside its first step.
     python bench/python/layer_loads.py [--device cuda] [--tokens 8192] [--new 256]
         [--recipes bf16,nvfp4:immediate] [--shape 16,8,64,32] [--rounds 9] [--tiers 'host(4GiB)']
 
-Two prompts take turns in a pool that has room for one of them, so that each is loaded anew. The step
-is append_and_attend() of every layer for the new tokens and nothing else: products with weights
-would give the loads more to hide behind. Medians: create_sequence_from() and the whole step.
+Two prompts take turns in a pool that has room for one of them, so that each is loaded anew. The
+step is append_and_attend() of every layer for the new tokens and nothing else: products with
+weights would give the loads more to hide behind. Medians: create_sequence_from() and the whole
+step.
 """
 
 import argparse

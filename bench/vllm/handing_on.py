@@ -4,9 +4,10 @@
         [--load-format auto]
 
 MODEL is a folder that vLLM loads; with `--load-format dummy` its config.json is enough. One engine
-with KvxTransferConnector computes the same prompt again and again, in turns: without handing anything on; handing on, with nobody who asks; and with
-another process that asks for the blocks from the prefill's beginning. Medians of wall times; CPU
-time is that of the engine's process, all threads.
+with KvxTransferConnector computes the same prompt again and again, in turns: without handing
+anything on; handing on, with nobody who asks; and with another process that asks for the blocks
+from the prefill's beginning. Medians of wall times; CPU time is that of the engine's process, all
+threads.
 """
 
 import argparse

@@ -71,7 +71,7 @@ def forms(recipe, queries, tokens, heads, at_once, device, dtype):
 
     def expanded(at_once):
         limits = FixedLimits(DIMS, heads, dtype.itemsize, at_once, "expanded", device != "cpu", 0)
-        of_heads = ExpandedHeads(DIMS, dtype)
+        of_heads = ExpandedHeads(DIMS, heads, dtype)
         prompts = ExpandedPrompts(
             BatchAttention(), limits, table, lengths, starts, [(queries, tokens)]
         )

@@ -35,7 +35,7 @@ class CacheConfig:
     dtype:    how numbers are stored when nothing is quantised: "float16", "bfloat16", "float32",
               or a dtype of NumPy, torch or JAX that has such a name
     quantize: False, True or "fp4" (E2M1), "int4", "int8", "fp8" (E4M3)
-    window:   a sliding window in tokens, kept in a ring of that size; 0 for none
+    window:   a sliding window in tokens, kept in a ring of window + max_append - 1; 0 for none
     evict:    past max_seq_len the oldest tokens leave instead of an error
     max_append: with a window, tokens of one update() that attention() must serve
 

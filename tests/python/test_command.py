@@ -25,6 +25,6 @@ def test_kvx_needs_neither_torch_nor_transformers():
 
 
 def test_without_transformers_kvx_hf_says_what_is_missing():
-    program = "import sys; sys.modules['transformers'] = None; import kvx.hf"  # as if it were not there
-    failed = run("-c", program)
+    absent = "import sys; sys.modules['transformers'] = None"
+    failed = run("-c", f"{absent}; import kvx.hf")
     assert failed.returncode == 1 and "pip install 'kvx[hf]'" in failed.stderr

@@ -581,11 +581,14 @@ def test_engines_rows_in_fragments_on_a_gpu_are_the_cpus(torch, make):
 def test_turbominds_pointers_on_a_gpu_become_ids_there(torch):
     data = torch.zeros((4, 640), dtype=torch.uint8, device="cuda")
     first = data.data_ptr()
-    pointers = torch.tensor([first + 640, first + 1920, first, first + 1, first + 2560, first - 640],
-                            device="cuda")
-    ids = engines.turbomind.block_ids(pointers, data)
+    offsets = torch.tensor([640, 1920, 0, 1, 2560, -640])
+    ids = engines.turbomind.block_ids((first + offsets).cuda(), data)
     assert ids.is_cuda and ids.dtype == torch.int32
     assert ids.tolist() == [1, 3, 0, -1, -1, -1]
+    ids = engines.turbomind.block_ids((first + offsets[:3]).pin_memory(), data)
+    assert isinstance(ids, np.ndarray) and ids.tolist() == [1, 3, 0]
+    with pytest.raises(kvx.Error, match="begins no block"):
+        engines.turbomind.block_ids((first + offsets).pin_memory(), data)
 
 
 def test_cupys_pages_and_jaxs_rows(torch):

@@ -92,6 +92,25 @@ def test_the_thread_is_not_bound_to_the_core_of_the_steps(layers):
     assert cores == [before]
 
 
+def test_a_buffer_that_there_is_no_memory_for_may_be_made_later(layers, files, monkeypatch):
+    monkeypatch.setattr(block_writer, "_STAGED_BYTES", 1)  # the fewest buffers
+    writer = BlockWriter(layers, files.save)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_writer.torch, "empty", fail)
+        for _ in range(block_writer._FEWEST_BUFFERS):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                writer.write(Named("a"), [0, 0])
+    assert writer._num_unmade == block_writer._FEWEST_BUFFERS
+    files.may_save.set()
+    writer.write(Named("b"), [1, 0])
+    writer.close()
+    assert files.saved == {"b": [[3, 4, 5], [9, 9]]}
+
+
 def test_a_copy_that_fails_gives_its_buffer_back(layers, files, monkeypatch):
     monkeypatch.setattr(block_writer, "_STAGED_BYTES", 1)  # the fewest buffers
     writer = BlockWriter(layers, files.save)

@@ -60,9 +60,17 @@ def test_heads_are_expanded_as_many_at_a_time_as_fit(models, expanded_steps, mon
     inputs = prompts([70, 131])
     expected = transformers_tokens(models["deepseek_v3"], inputs)
     monkeypatch.setattr(ExpandedLimits, "heads_at_once", lambda limits, tokens: 2)
+    made, new_heads = [], latent.ExpandedHeads
+
+    def counted(*args):
+        made.append(args)
+        return new_heads(*args)
+
+    monkeypatch.setattr(latent, "ExpandedHeads", counted)
     with engine(models["deepseek_v3"], "f32", **CHUNKS) as expanded:
+        assert len(made) == 1  # all layers share them, and no step makes any
         assert expanded.tokens(inputs) == expected
-    assert {heads for _, heads, _ in expanded_steps} == {2}
+    assert {heads for _, heads, _ in expanded_steps} == {2} and len(made) == 1
 
 
 @pytest.mark.parametrize("recipe", ["int8+bf16", "int4+bf16:hadamard"])

@@ -16,8 +16,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import kvx
 from kvx import _core
-from kvx.vllm.connector import Block
 from kvx.vllm import latent
+from kvx.vllm.connector import Block
 from kvx.vllm.layer_writer import LayerWriter
 
 sys.path.append(str(Path(__file__).parents[1] / "python"))

@@ -15,6 +15,8 @@ from kvx.errors import Error
 from kvx.refusals import in_words
 from kvx.turbomind import KvCacheMode
 
+_ON_THE_HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost, which is pinned memory
+
 
 class Pool:
     """Both pools in memory of kvx's own: a data block and its scale block have one id.
@@ -198,8 +200,9 @@ def block_ids(block_ptrs: Sequence[int] | Any, data: Any) -> Any:
     Raises kvx.Error: an address on the host that begins no block.
     """
     memory = memory_of(data, "data")
-    if hasattr(block_ptrs, "__dlpack_device__") and block_ptrs.__dlpack_device__()[0] != 1:
-        return _ids_there(block_ptrs, memory)
+    if hasattr(block_ptrs, "__dlpack_device__"):
+        if block_ptrs.__dlpack_device__()[0] not in _ON_THE_HOST:
+            return _ids_there(block_ptrs, memory)
     offsets = np.asarray(block_ptrs, np.uint64).astype(np.int64) - memory.address
     ids, rest = np.divmod(offsets, memory.strides[0])
     bad = (rest != 0) | (ids < 0) | (ids >= memory.shape[0])

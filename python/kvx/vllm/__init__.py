@@ -106,12 +106,14 @@ def interface_problem() -> str | None:
             [field.name for field in dataclasses.fields(CommonAttentionMetadata)],
             "CommonAttentionMetadata",
             ["query_start_loc", "query_start_loc_cpu", "seq_lens", "max_query_len", "max_seq_len"]
-            + ["num_actual_tokens", "block_table_tensor", "slot_mapping", "causal"],
+            + ["num_actual_tokens", "block_table_tensor", "slot_mapping", "causal"]
+            + ["seq_lens_cpu_upper_bound"],
         ),
         (
             dir(MLAAttentionImpl),
             "MLAAttentionImpl",
-            ["do_kv_cache_update", "forward_mha", "forward_mqa"] + ["process_weights_after_loading"],
+            ["do_kv_cache_update", "forward_mha", "forward_mqa"]
+            + ["process_weights_after_loading"],
         ),
         (hook, "CpuPlatform.get_attn_backend_cls", ["selected_backend", "attn_selector_config"]),
     ]

@@ -80,12 +80,13 @@ class BlockWriter:
         except queue.Empty:
             if self._num_unmade == 0:
                 return self._free.get()
-        self._num_unmade -= 1
         pin = self._stream is not None
-        return [
+        buffer = [
             torch.empty((1, *pages.shape[1:]), dtype=torch.uint8, pin_memory=pin)
             for pages in self._layers
         ]
+        self._num_unmade -= 1  # there was memory for it
+        return buffer
 
     def _copy(self, buffer, ids):
         for pages, host, i in zip(self._layers, buffer, ids):

@@ -23,17 +23,19 @@ _PAGE_TOKENS = GPU_BLOCK_SIZE  # of the pages that hold a step's expanded keys a
 # On a GPU, expanding takes the memory's time as well: keys and values are written, and moved by
 # append. On a CPU the products hide it.
 _EXPANSION_ON_GPU = 2.0
-# What a layer's several calls for some of its heads cost, in operations of products. An H200 has a
-# tenth of a millisecond for 5e10.
+# What the calls for some of a layer's heads cost, as so many operations of products. An H200 does
+# 5e10 of them in a tenth of a millisecond.
 _CALLS_OPERATIONS = 1e8
 _CALLS_OPERATIONS_ON_GPU = 5e10
-# A head's query takes at least that much in the absorbed form on a GPU, where tokens are few.
+# What each head's query costs in the absorbed form on a GPU beside its products: with 128 heads an
+# H200 takes 0.6 us for a query however few its tokens are.
 _ABSORBED_QUERY_ON_GPU = 2e6
 
 
 @dataclass(frozen=True)
 class HeadDims:
-    """Numbers of a head: nope and rotary are its key, which the first is expanded to."""
+    """Numbers of a head: its key is nope ones, expanded from a row's latent ones, and the row's
+    rotary ones; its value is expanded from the latent ones, too."""
 
     latent: int
     nope: int
@@ -63,6 +65,10 @@ class HeadDims:
 def _pairs(queries, tokens):
     """Each query meets its own token and those before it."""
     return queries * (tokens - (queries - 1) / 2)
+
+
+def _divisors(number):
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,7 @@ class ExpandedLimits:
         rows = tokens * self.dims.bytes_of_rows(self.itemsize)
         of_head = max(tokens * self.dims.bytes_of_head(self.itemsize), 1)
         fit = (self.num_bytes - rows) // of_head
-        parts = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
-        return max((n for n in parts if n <= fit), default=0)
+        return max((n for n in _divisors(self.num_heads) if n <= fit), default=0)
 
 
 class ExpandedPrompts:
@@ -172,17 +177,18 @@ class ExpandedPrompts:
 
 
 class ExpandedHeads:
-    """A latent layer's heads as layers of their own, which live for a step."""
+    """Heads as layers of their own, whose pages live for a step; all latent layers share them.
 
-    def __init__(self, dims: HeadDims, dtype: torch.dtype):
-        self.dims, self.recipe = dims, recipe_of_dtype(dtype)
-        self.layers: dict[int, PagedLayer] = {}  # by their heads
+    They are made here: a layer on a GPU waits for it when it is made, which no step is to do.
+    """
 
-    def _layer_of(self, heads):
-        if heads not in self.layers:
-            shape = RowShape(heads, self.dims.nope + self.dims.rotary, self.dims.value)
-            self.layers[heads] = shape.new_layer(self.recipe, _PAGE_TOKENS)
-        return self.layers[heads]
+    def __init__(self, dims: HeadDims, num_heads: int, dtype: torch.dtype):
+        self.dims, recipe = dims, recipe_of_dtype(dtype)
+        key_dim = dims.nope + dims.rotary
+        self.layers = {
+            n: RowShape(n, key_dim, dims.value).new_layer(recipe, _PAGE_TOKENS)
+            for n in _divisors(num_heads)
+        }
 
     def attend(self, prompts, rows, to_keys, to_values, q, out, **attention):
         """Attention of all heads, into out.
@@ -191,7 +197,7 @@ class ExpandedHeads:
         value]; q: [queries, heads, nope + rotary]; out: [queries, heads, value]
         """
         at_once = prompts.heads_at_once
-        layer = self._layer_of(at_once)
+        layer = self.layers[at_once]
         latent, rotary = rows.split([self.dims.latent, self.dims.rotary], dim=-1)
         pages = torch.empty(
             (prompts.num_pages, layer.page_bytes), dtype=torch.uint8, device=rows.device

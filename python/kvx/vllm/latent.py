@@ -80,8 +80,14 @@ class KvxLatentMetadataBuilder(KvxMetadataBuilder):
         self.prompts_batch = BatchAttention()
         # A graph that holds every step reads the plan of them all, in the absorbed form.
         mode = vllm_config.compilation_config.cudagraph_mode or CUDAGraphMode.NONE
-        if self.window is not None or mode.mixed_mode() == CUDAGraphMode.FULL:
+        has_one_form = self.window is not None or self.expanded.wish == "absorbed"
+        if has_one_form or mode.mixed_mode() == CUDAGraphMode.FULL:
             self.expanded = None
+            return
+        dtype = vllm_config.model_config.dtype
+        heads = ExpandedHeads(self.expanded.dims, self.expanded.num_heads, dtype)
+        for impl in impls:
+            impl.heads = heads
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
@@ -184,11 +190,11 @@ class KvxLatentImpl(LayerPages, MLAAttentionImpl):
         self.init_pages(shape, kv_cache_dtype, attention)
         self.dims = HeadDims(kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim)
         self.layer = None  # vLLM's, whose matrices expand rows
+        self.heads = None  # the builder's, where prompts may be expanded
 
     def take(self, name, layer, options):
         super().take(name, layer, options)
         self.layer = layer
-        self.heads = ExpandedHeads(self.dims, self.config.model_config.dtype)
 
     def expanded_limits(self, layer):
         """When prompts of this layer are expanded. vLLM has measured the memory of so many tokens'
