@@ -121,6 +121,7 @@ class SceneCache {
         rows * total + int64_t{num_blocks} * run.num_heads * channels_total, uint8_t{0xFF});
     const int64_t bytes_of_head = options_.block_size * total + channels_total;
     int64_t offset = 0;
+    uint8_t* channels = bytes.data() + rows * total;  // [K, V][num_blocks, heads of the run]
     for (int i = 0; i < 2; ++i) {
       const int64_t stride = options_.order == RowOrder::kFused ? total
                              : options_.scales_apart            ? codes_bytes[i]
@@ -140,6 +141,11 @@ class SceneCache {
       if (side.spec.scale_source == format::ScaleSource::kGiven) give_scales(side, run.num_heads);
       if (side.spec.scale_source == format::ScaleSource::kPageShared) {
         share_scales(side, num_blocks, run.num_heads, row_bytes[i] - codes_bytes[i]);
+      }
+      const int64_t channel_bytes = format::channel_bytes_per_block(side.spec, side.head_dim);
+      if (channel_bytes > 0) {
+        side.channels = {channels, run.num_heads * channel_bytes, channel_bytes};
+        channels += int64_t{num_blocks} * run.num_heads * channel_bytes;
       }
       if (options_.order == RowOrder::kRecord) {
         place_in_record(side, bytes.data(), run.num_heads, codes_bytes[i], row_bytes[i],

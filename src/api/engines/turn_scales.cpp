@@ -1,14 +1,40 @@
 // kvx_turn_scales: the order of an engine's nvfp4 scales.
 #include "ops/turn_scales/turn_scales.hpp"
 
-#include <cstdlib>
+#include <algorithm>
 
 #include "api/call.hpp"
 #include "api/guard.hpp"
 #include "api/verbs/device_verb.hpp"
+#include "core/checked.hpp"
 
 namespace kvx::boundary {
 namespace {
+
+// Scales that share addresses are the caller's mistake; sums and products that overflow are not.
+Status check_extent(const kvx_turn_scales_args_t& args) {
+  for (const int64_t stride : {args.block_stride, args.token_stride, args.head_stride}) {
+    if (stride >= 0) continue;
+    return invalid_argument("args has a stride of {}; expected 0 or more", stride);
+  }
+  if (args.token_stride < args.num_groups) {
+    return invalid_argument("args.token_stride is {}; expected at least num_groups, {}",
+                            args.token_stride, args.num_groups);
+  }
+  const CheckedSize num_rows =
+      CheckedSize(args.num_blocks) * CheckedSize(args.num_heads) * CheckedSize(args.block_size);
+  const CheckedSize bytes =
+      CheckedSize(std::max<int64_t>(args.num_blocks - 1, 0)) * CheckedSize(args.block_stride) +
+      CheckedSize(int64_t{args.block_size} - 1) * CheckedSize(args.token_stride) +
+      CheckedSize(int64_t{args.num_heads} - 1) * CheckedSize(args.head_stride) +
+      CheckedSize(args.num_groups);
+  if (num_rows.get() && bytes.get()) return {};
+  return invalid_argument(
+      "args has {} blocks of {} tokens and {} heads with strides of {}, {} and {}"
+      " bytes; expected rows within 64-bit addresses",
+      args.num_blocks, args.block_size, args.num_heads, args.block_stride, args.token_stride,
+      args.head_stride);
+}
 
 Result<ops::ScaleRows> read_scales(const kvx_turn_scales_args_t& args) {
   using ops::ScaleRows;
@@ -30,10 +56,7 @@ Result<ops::ScaleRows> read_scales(const kvx_turn_scales_args_t& args) {
     return invalid_argument("args.num_groups is {}; expected 1 to {}", args.num_groups,
                             ScaleRows::kMaxGroups);
   }
-  if (std::abs(args.token_stride) < args.num_groups) {
-    return invalid_argument("args.token_stride is {}; expected at least num_groups, {}",
-                            args.token_stride, args.num_groups);
-  }
+  KVX_RETURN_IF_ERROR(check_extent(args));
   return ScaleRows{.data = static_cast<uint8_t*>(args.scales),
                    .num_blocks = args.num_blocks,
                    .num_heads = static_cast<int>(args.num_heads),

@@ -44,13 +44,14 @@ __global__ void __launch_bounds__(kThreads) turn(const __grid_constant__ TurnPar
 }  // namespace
 
 Status turn_scales(const CudaContext& context, const ScaleRows& scales, bool makes_linear) {
-  constexpr int64_t kMostCtas = INT32_MAX;
-  const int64_t num_ctas = ceil_div<int64_t>(scales.num_fours() * kWarp, kThreads);
-  if (num_ctas > kMostCtas) {
+  constexpr int64_t kFoursOfCta = kThreads / kWarp;
+  constexpr int64_t kMostFours = INT32_MAX * kFoursOfCta;
+  if (scales.num_fours() > kMostFours) {
     return invalid_argument("scales have {} times four tokens; a call on a GPU takes at most {}",
-                            scales.num_fours(), kMostCtas * (kThreads / kWarp));
+                            scales.num_fours(), kMostFours);
   }
-  if (num_ctas == 0) return {};
+  if (scales.num_fours() == 0) return {};
+  const int64_t num_ctas = ceil_div(scales.num_fours(), kFoursOfCta);
   return cuda::launch_overlapping(
       context, "turn_scales", turn,
       {.grid = dim3(static_cast<unsigned>(num_ctas)), .threads = kThreads},

@@ -337,6 +337,9 @@ TEST(TurnScales, NamesTheFieldThatIsWrong) {
   refused(&kvx_turn_scales_args_t::num_blocks, -1, "args.num_blocks is -1");
   refused(&kvx_turn_scales_args_t::num_groups, 65u, "args.num_groups is 65; expected 1 to 64");
   refused(&kvx_turn_scales_args_t::token_stride, 7, "args.token_stride is 7");
+  refused(&kvx_turn_scales_args_t::token_stride, INT64_MIN,
+          "args has a stride of -9223372036854775808");
+  refused(&kvx_turn_scales_args_t::token_stride, INT64_MAX / 4, "within 64-bit addresses");
   refused(&kvx_turn_scales_args_t::memory, 9u, "args.memory is 9");
 }
 

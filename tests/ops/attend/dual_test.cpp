@@ -65,6 +65,23 @@ TEST(AttendDual, AnyNumberOfRowsMeetsBlocksOfBothSizes) {
   }
 }
 
+// By tokens and heads the rows of a head lie apart. The sixth of three heads' ends where sixteen
+// rows side by side would, and so does the fourth of five heads'.
+TEST(AttendDual, RowsOfSeveralHeadsAreNotSideBySide) {
+  for (const char* format : kDualFormats) {
+    for (const auto& [num_heads, num_in_last_tile] : {std::pair(3, 6), std::pair(5, 4)}) {
+      SCOPED_TRACE(fmt::format("{}, {} heads", format, num_heads));
+      SceneOptions options = options_of(format, format, 128, 64);
+      options.runs[0].num_heads = num_heads;
+      options.order = RowOrder::kNhd;
+      options.scales_apart = true;
+      options.seq_lens = {64 + num_in_last_tile, 200};
+      options.q_lens = {1, 1};
+      expect_within_promises(options);
+    }
+  }
+}
+
 TEST(AttendDual, TransformsWindowsAndSinksHold) {
   for (const char* format : kDualFormats) {
     SceneOptions options = options_of(format, format, 128, 64);

@@ -36,9 +36,9 @@ inline constexpr uint8_t kE4M3Nan = 0x7F;  // the bits behind the sign
 KVX_INLINE bool load_dual_scales(const PackedTile& tile, float* steps) {
   const int n = tile.padded_tokens();
   uint8_t copy[kMaxTileTokens];
-  // The tokens are of one block, so that their scales lie evenly.
+  // The tokens are of one block, so that their scales lie evenly, but for those that pad the tile.
   const uint8_t* bytes = tile.scales[0];
-  if (tile.scales[n - 1] - bytes != n - 1) {
+  if (tile.num_tokens != n || tile.scales[n - 1] - bytes != n - 1) {
     for (int t = 0; t < n; ++t) copy[t] = *tile.scales[t];
     bytes = copy;
   }
@@ -214,9 +214,11 @@ template <int Bits, class Body>
 KVX_INLINE void with_rows(const PackedTile& tile, const Body& body) {
   constexpr int kUsualHeadDim = 128;
   constexpr int kBytes = kUsualHeadDim * Bits / 8;
-  // The tokens are of one block, so that their rows lie evenly.
+  // The tokens are of one block, so that their rows lie evenly, but for those that pad the tile:
+  // six rows of three heads, by tokens and heads, end where sixteen side by side would.
   const int last = tile.padded_tokens() - 1;
-  const bool is_dense = tile.codes[last] - tile.codes[0] == int64_t{last} * kBytes;
+  const bool is_dense =
+      tile.num_tokens == last + 1 && tile.codes[last] - tile.codes[0] == int64_t{last} * kBytes;
   if (tile.head_dim == kUsualHeadDim && is_dense) {
     body.template operator()<kUsualHeadDim>(DenseRows<kBytes>{tile.codes[0]});
   } else {
