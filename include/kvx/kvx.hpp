@@ -1028,17 +1028,18 @@ struct CacheConfig {
 };
 
 // A sequence on offer to other processes (docs/transfer.md), until the object goes. It needs
-// neither the sequence nor its cache, but for layers that are still to be computed.
+// neither the sequence nor its cache, except for layers that are still to be computed.
 class Export {
  public:
-  // All of the sequence's tokens were recorded. endpoint: bound, tcp://ADDRESS:PORT (port *: any)
-  // or ipc://PATH.
+  // Offers a sequence all of whose tokens were recorded. endpoint: bound, tcp://ADDRESS:PORT (port
+  // *: any) or ipc://PATH. Errors: kvx_sequence_export's.
   static Result<Export> create(kvx_cache_t cache, int32_t sequence, const std::string& endpoint) {
     kvx_export_t handle = nullptr;
     return value_or_failure(kvx_sequence_export(cache, sequence, endpoint.c_str(), &handle),
                             [&] { return Export(handle); });
   }
-  // tokens: all that the sequence will have after the step that computes its last ones.
+  // Offers it layer by layer, before the step that completes it. tokens: all that the sequence will
+  // have after that step. Errors: kvx_sequence_export_layers'.
   static Result<Export> create_by_layer(kvx_cache_t cache, int32_t sequence,
                                         const std::string& endpoint, Span<const int32_t> tokens) {
     kvx_export_t handle = nullptr;
@@ -1054,18 +1055,18 @@ class Export {
     return *this;
   }
 
-  // Its endpoint is a text of the offer's own.
+  // The endpoint in it lives as long as the offer.
   Result<kvx_export_info_t> info() const {
     auto info = sized<kvx_export_info_t>();
     return value_or_failure(kvx_export_info(handle_, &info), [&] { return info; });
   }
-  // What importers are given.
+  // Where the offer is bound, which importers are given.
   Result<std::string> endpoint() const {
     const Result<kvx_export_info_t> known = info();
     if (!known) return known.failure();
     return std::string(known->endpoint);
   }
-  // Until an importer has taken it, at most so long; whether one has.
+  // Waits until an importer has taken it, at most so long; returns whether one has.
   Result<bool> wait(int64_t timeout_ms) const {
     uint32_t is_taken = 0;
     return value_or_failure(kvx_export_wait(handle_, timeout_ms, &is_taken),
@@ -1079,8 +1080,8 @@ class Export {
 };
 
 struct ImportOptions {
-  int64_t timeout_ms = 0;      // without any progress; 0: 30,000
-  bool may_transcode = false;  // blocks of another recipe are converted
+  int64_t timeout_ms = 0;      // how long without any progress; 0: 30,000
+  bool may_transcode = false;  // whether blocks of another recipe are converted
   int32_t first_kv_head = 0;   // this cache's heads, of num_kv_heads at the exporter; 0, 0: all
   int32_t num_kv_heads = 0;
 };
@@ -1173,11 +1174,11 @@ class Cache {
                                     static_cast<int64_t>(tokens.size()), &sequence, nullptr),
         [&] { return sequence; });
   }
-  // Until layers [0, layer] are there.
+  // Waits until layers [0, layer] are there.
   Status wait_for_layer(int32_t sequence, uint32_t layer) {
     return to_status(kvx_sequence_wait_for_layer(handle_, sequence, layer));
   }
-  // Until all are there; how many tokens the sequence has then.
+  // Waits until all layers are there; returns how many tokens the sequence has then.
   Result<int64_t> end_loading(int32_t sequence) {
     int64_t num_tokens = 0;
     return value_or_failure(kvx_sequence_end_loading(handle_, sequence, &num_tokens),
@@ -1307,7 +1308,8 @@ class Cache {
                                Span<const int32_t> tokens) const {
     return Export::create_by_layer(handle_, sequence, endpoint, tokens);
   }
-  // All or nothing; report, where there is one: how it came.
+  // Creates a sequence as another process exported it, all or nothing. report: how it came; may be
+  // null.
   Result<int32_t> import_sequence(const std::string& endpoint, const ImportOptions& given = {},
                                   kvx_import_report_t* report = nullptr) {
     auto options = sized<kvx_import_options_t>();
@@ -1444,7 +1446,7 @@ class Sequence {
     return *this;
   }
 
-  // As another process exported it; report: how it came.
+  // Creates a sequence as another process exported it. report: how it came; may be null.
   static Result<Sequence> import_from(Cache& cache, const std::string& endpoint,
                                       const ImportOptions& options = {},
                                       kvx_import_report_t* report = nullptr) {
@@ -1478,21 +1480,22 @@ class Sequence {
     const kvx_status_t status = kvx_sequence_tokens(cache_, number_, &count, &most);
     return value_or_failure(status, [&] { return most; });
   }
-  // Until layers [0, layer] of a sequence that loads are there.
+  // Waits until layers [0, layer] of a sequence that loads are there.
   Status wait_for_layer(uint32_t layer) const {
     return to_status(kvx_sequence_wait_for_layer(cache_, number_, layer));
   }
-  // Until all are there; how many tokens it has then.
+  // Waits until all layers are there; returns how many tokens it has then.
   Result<int64_t> end_loading() {
     int64_t count = 0;
     return value_or_failure(kvx_sequence_end_loading(cache_, number_, &count),
                             [&] { return count; });
   }
-  // On offer to other processes, with all of its tokens; the sequence may end.
+  // Offers it to other processes with all of its tokens; the sequence may end from then on.
   Result<Export> export_to(const std::string& endpoint) const {
     return Export::create(cache_, number_, endpoint);
   }
-  // Layer by layer, in the step that brings it to all of `tokens`, those that it has included.
+  // Offers it layer by layer, in the step that brings it to all of `tokens`, among which are those
+  // that it has.
   Result<Export> export_layers_to(const std::string& endpoint, Span<const int32_t> tokens) const {
     return Export::create_by_layer(cache_, number_, endpoint, tokens);
   }

@@ -769,7 +769,8 @@ typedef struct kvx_prepared_layer_s* kvx_prepared_layer_t;
 /* Prepares a layer for kvx_prepared_append and kvx_prepared_attend. full_precision: the layer of
  * the full-precision window, as in kvx_attend_args_t; or null. The descriptions need not outlive
  * the call. What they name by address (codes, scales, tensor scales, transforms, counters) must
- * stay until kvx_prepared_layer_free. UNSUPPORTED: a layer on the host. */
+ * stay until kvx_prepared_layer_free. UNSUPPORTED: a layer on the host, or one of a cache whose
+ * scales are F16 or BF16, since each call converts those. */
 KVX_API kvx_status_t kvx_prepare_layer(const kvx_layer_t* layer, const kvx_layer_t* full_precision,
                                        kvx_prepared_layer_t* prepared);
 /* Ends a handle, after its last call has returned. Launches that are under way do not need it. Null
@@ -1050,8 +1051,8 @@ typedef struct kvx_turn_scales_args_t {
 } kvx_turn_scales_args_t;
 
 /* Turns the scales in place: to LINEAR before verbs read or write such a layer, to SWIZZLED before
- * the engine does. INVALID_ARGUMENT names the field; rows over each other are the caller's
- * mistake. */
+ * the engine does. stream: of scales on a GPU, as in the verbs. INVALID_ARGUMENT names the field;
+ * rows over each other are the caller's mistake. */
 KVX_API kvx_status_t kvx_turn_scales(const kvx_turn_scales_args_t* args, void* stream);
 
 /* ---- contiguous caches ----

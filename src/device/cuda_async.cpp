@@ -116,7 +116,7 @@ Result<StreamMemory> StreamMemory::create(int64_t bytes, CudaStream stream) {
   const cudaError_t error = cudaMallocAsync(&data, static_cast<size_t>(bytes), stream_of(stream));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // not sticky: the next call shall not see it
-    return out_of_range("the device has no {} bytes for a call's table", bytes);
+    return out_of_range("the device has no {} bytes for the time of a call", bytes);
   }
   KVX_RETURN_IF_ERROR(cuda_status(error, "cudaMallocAsync"));
   StreamMemory memory;

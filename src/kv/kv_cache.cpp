@@ -51,7 +51,6 @@ Result<int> KvCache::create_sequence() {
 Status KvCache::free_sequence(int sequence) {
   std::unique_lock lock(table_->mutex);
   KVX_RETURN_IF_ERROR(table_->end_load(lock, sequence));
-  KVX_RETURN_IF_ERROR(table_->check_sequence(sequence));
   table_->collect();
   if (table_->prefixes) table_->prefixes->store_tail(sequence);
   table_->abandon_outgoing(sequence, "the sequence was freed before its last layer");

@@ -94,19 +94,19 @@ class KvCache {
   // sha256; OUT_OF_RANGE: max_sequences are in use.
   // session: the conversation that it belongs to, for end_session() and delete_session(); "": none.
   // Blocks of equal tokens are shared between sessions.
-  // kLayerByLayer: this does not wait for blocks of the host's and disks' tiers. Until
-  // end_loading(), or the end of the sequence's first step, it takes part in steps alone, and each
-  // layer of a step waits for its own part of the blocks.
+  // kLayerByLayer: this does not wait for blocks of the host's and disks' tiers. Each layer of the
+  // sequence's first step waits for its own part of them. Until that step has ended, or
+  // end_loading(), the sequence can be in steps and can be freed; nothing else takes it.
   Result<int> create_sequence_from(const cache::PrefixKeys& keys, std::span<const int32_t> tokens,
                                    std::string_view session = {},
                                    tier::LoadOrder order = tier::LoadOrder::kWholeBlocks);
   // Waits until layers [0, layer] of a sequence that loads are there; a step's layers do it
-  // themselves. Its writer calls it. INVALID_ARGUMENT: no such sequence or layer; INTERNAL_ERROR: a
-  // block's bytes have changed in their tier, or a disk did not give them back: the sequence's step
-  // is to be cancelled, and end_loading() leaves it what came whole.
+  // themselves. Requires: the sequence's writer calls it. INVALID_ARGUMENT: no such sequence or
+  // layer; INTERNAL_ERROR: a block's bytes have changed in their tier, or a disk did not give them
+  // back: the sequence's step is to be cancelled, and end_loading() leaves it what came whole.
   Status wait_for_layer(int sequence, int layer) const;
-  // Waits for all; num_tokens() says what the sequence has then. INVALID_ARGUMENT: no such
-  // sequence, or it is in an open step.
+  // Waits until all layers are there; num_tokens() is what the sequence has then. INVALID_ARGUMENT:
+  // no such sequence, or it is in an open step.
   Status end_loading(int sequence);
   // Says which tokens the sequence holds, in order, after the steps that added them; blocks full of
   // recorded tokens can be found by later sequences. Nothing while prefixes are off.

@@ -100,13 +100,18 @@ Result<int> SequenceTable::acquire_sequence() const {
   return static_cast<int>(unused - uses.begin());
 }
 
-Status SequenceTable::check_sequence(int sequence) const {
+Status SequenceTable::check_idle(int sequence) const {
   if (!holds(sequence)) {
     return invalid_argument("sequence is {}; it is not in use", sequence);
   }
   if (uses[sequence] == SequenceUse::kInStep) {
     return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
   }
+  return {};
+}
+
+Status SequenceTable::check_sequence(int sequence) const {
+  KVX_RETURN_IF_ERROR(check_idle(sequence));
   if (is_loading(sequence)) return still_loads(sequence);
   return {};
 }
@@ -143,10 +148,7 @@ void SequenceTable::commit_load(int sequence) {
 }
 
 Status SequenceTable::end_load(std::unique_lock<std::mutex>& lock, int sequence) {
-  if (!holds(sequence)) return invalid_argument("sequence is {}; it is not in use", sequence);
-  if (uses[sequence] == SequenceUse::kInStep) {
-    return invalid_argument("a step is open with sequence {}; end or cancel it first", sequence);
-  }
+  KVX_RETURN_IF_ERROR(check_idle(sequence));
   if (!loads[sequence]) return {};
   const std::shared_ptr<tier::Promotion> load = loads[sequence];
   uses[sequence] = SequenceUse::kInStep;

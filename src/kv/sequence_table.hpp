@@ -53,17 +53,19 @@ struct SequenceTable {
     return sequence >= 0 && sequence < storage.config.max_sequences &&
            uses[sequence] != SequenceUse::kFree;
   }
-  // INVALID_ARGUMENT: the sequence is not in use, in an open step, or still loading.
+  // INVALID_ARGUMENT: the sequence is not in use, or in an open step.
+  Status check_idle(int sequence) const;
+  // The same, or the sequence still loads.
   Status check_sequence(int sequence) const;
   static Error still_loads(int sequence);
-  // Its writer's to ask.
+  // Requires: the sequence's writer calls it.
   bool is_loading(int sequence) const { return loads[sequence] != nullptr; }
-  // The blocks of a load whose layers are all there are the cache's; nothing where they are not, or
-  // where one of them did not come whole.
+  // Ends a load whose layers are all there: its blocks are as any that the cache holds, and stores
+  // get them. Does nothing where layers are missing, or a block did not come whole.
   void commit_load(int sequence);
-  // The same, and waits until they are there; the lock is open meanwhile, and the sequence nobody
-  // else's. Where a block did not come whole the sequence begins with what did, as if it were made
-  // anew. INVALID_ARGUMENT: the sequence is not in use, or in an open step.
+  // Ends a load when its layers are there. The lock is open while this waits, and nobody else may
+  // use the sequence. Where a block did not come whole the sequence begins with what did, as if it
+  // were made anew. Does nothing to a sequence that does not load. Errors as check_idle().
   Status end_load(std::unique_lock<std::mutex>& lock, int sequence);
   // Commits what has moved between the tiers by now.
   void collect() const;

@@ -21,7 +21,8 @@ struct CodeAddress {
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   int64_t fragment_stride = 0;
-  // 0: contiguous. Fragments have no page-shared scales, and on a GPU no fast kernels.
+  // 0: contiguous. Fragments have no page-shared scales. On a GPU fast kernels read them joined,
+  // where their numbers have 16 bits, or not at all.
   int fragment_bytes = 0;
 
   bool is_fragmented() const { return fragment_bytes != 0; }

@@ -259,9 +259,8 @@ Result<std::unique_ptr<PeerBytes>> CudaVerbs::open_peer(std::span<const uint8_t>
   return std::unique_ptr<PeerBytes>(std::make_unique<CudaPeerBytes>(std::move(memory)));
 }
 
-// A stream of their own takes all of a layer's pages by one call, while the cache's stream computes
-// the next layer: page by page in that one, copies of a sequence of 8192 tokens took as long as its
-// attention.
+// A stream of their own takes a layer's pages while the cache's stream computes the next layer:
+// page by page in that one, copies of a sequence of 8192 tokens took as long as its attention.
 Result<Verbs::Fence> CudaVerbs::copy_beside(std::span<const BytesCopy> copies) {
   KVX_ASSIGN_OR_RETURN(const auto current, use_device());
   if (!beside_) {

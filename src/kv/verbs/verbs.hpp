@@ -122,7 +122,8 @@ class Verbs {
   // the verbs. INTERNAL_ERROR: some of it failed.
   using Fence = std::function<Status()>;
   // copy_runs() behind what was given so far and beside what is given next, which leaves alone what
-  // is read until join_copies(). The fence: the copies. After an error none is under way.
+  // is read until join_copies(). The fence waits for these copies. After an error none of them is
+  // under way.
   virtual Result<Fence> copy_beside(std::span<const BytesCopy> copies) = 0;
   // What is given from now on comes after the copies of copy_beside().
   virtual Status join_copies() = 0;

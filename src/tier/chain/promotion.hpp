@@ -107,13 +107,14 @@ std::shared_ptr<StoreLookup> make_lookup(const FirstTier& first, int32_t first_s
                                          const StoreScope& scope, cache::HashAlgorithm algorithm);
 void release_promotion(const FirstTier& first, Promotion& promotion);
 
-// Of what comes whole.
+// These are about what comes whole.
 bool is_done(const Promotion& promotion);
 void wait(const Promotion& promotion);
 // Until some of it has finished, or all.
 void wait_for_some(const Promotion& promotion);
 
-// Of what comes layer by layer: layers [0, layer]. Whether a block is whole, collect() says.
+// These are about layers [0, layer] of what comes layer by layer. collect() finds out whether a
+// block came whole.
 bool is_layer_there(const Promotion& promotion, int layer);
 void wait_for_layer(const Promotion& promotion, int layer);
 inline int num_layers(const Promotion& promotion) {

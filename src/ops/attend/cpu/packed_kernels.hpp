@@ -64,8 +64,9 @@ constexpr int packed_scratch_floats(int head_dim) {
 
 inline constexpr int kAnyRows = 1 << 20;
 
-// score and add_values return false, and have written nothing, where the tile has to be
-// decoded first: scales that are no finite positive number, codes that mean NaN.
+// score and add_values return false where the tile has to be decoded first: scales that are no
+// finite positive number, codes that mean NaN. The scores mean nothing then, and the sums are what
+// they were.
 struct PackedKernels {
   void (*prepare_queries)(const format::FormatSpec& spec, int head_dim, const float* queries,
                           int num_rows, float* prepared);

@@ -1,4 +1,4 @@
-// The tile kernels for AVX-512 F, BW, VL, DQ, VNNI and VBMI.
+// The tile kernels for AVX-512 F, BW, VL, DQ, VNNI and VBMI, and for GFNI.
 #define KVX_CPU_LEVEL level_avx512
 #define KVX_LEVEL_ROW_BLOCK 8
 #define KVX_LEVEL_FIND_PACKED find_packed<BlockKernels>
