@@ -18,9 +18,8 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-
 import kvx
+from attention_rows import new_rows
 
 IMPORTER = """
 import json, sys, time
@@ -63,7 +62,7 @@ def measure(options, recipe):
     if options.device != "cpu":
         sizes["max_step_tokens"] = options.tokens
     cache = kvx.Cache(**sizes, device=options.device)
-    q, k, v = new_rows(options, heads, kv_heads, head_dim)
+    q, k, v = new_rows(options.device, options.tokens, heads, kv_heads, head_dim)
     there = dict(sizes, device=options.importer_device or options.device)
     process = subprocess.Popen(
         [sys.executable, "-c", IMPORTER, json.dumps(there)],
@@ -117,16 +116,6 @@ def measure(options, recipe):
             line += f"  {num_bytes / 1e6:8.2f} MB on the wire"
             line += f" ({8 * num_bytes / packed:.3f} bits a value)" if not shared else " (mapped)"
         print(line, flush=True)
-
-
-def new_rows(options, heads, kv_heads, head_dim):
-    shapes = [(options.tokens, count, head_dim) for count in (heads, kv_heads, kv_heads)]
-    if options.device == "cpu":
-        rng = np.random.default_rng(0)
-        return [rng.standard_normal(shape, np.float32) for shape in shapes]
-    import torch
-
-    return [torch.randn(shape, device=options.device, dtype=torch.bfloat16) for shape in shapes]
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ import argparse
 import statistics
 import time
 
-import numpy as np
-
 import kvx
+from attention_rows import new_rows
 
 
 def main():
@@ -43,8 +42,8 @@ def measure(options, recipe):
     if options.device != "cpu":
         sizes["max_step_tokens"] = options.tokens
     cache = kvx.Cache(**sizes, device=options.device)
-    prompt = new_rows(options, options.tokens, heads, kv_heads, head_dim)
-    more = new_rows(options, options.new, heads, kv_heads, head_dim)
+    prompt = new_rows(options.device, options.tokens, heads, kv_heads, head_dim)
+    more = new_rows(options.device, options.new, heads, kv_heads, head_dim)
 
     def step(sequence, rows):
         with cache.step([(sequence, len(rows[0]))]):
@@ -89,16 +88,6 @@ def measure(options, recipe):
             f"{1e3 * cached:.2f} ms",
             flush=True,
         )
-
-
-def new_rows(options, tokens, heads, kv_heads, head_dim):
-    shapes = [(tokens, count, head_dim) for count in (heads, kv_heads, kv_heads)]
-    if options.device == "cpu":
-        rng = np.random.default_rng(0)
-        return [rng.standard_normal(shape, np.float32) for shape in shapes]
-    import torch
-
-    return [torch.randn(shape, device=options.device, dtype=torch.bfloat16) for shape in shapes]
 
 
 if __name__ == "__main__":
