@@ -1,5 +1,6 @@
 // TurboMind's pointer tables and its probe.
 #include <algorithm>
+#include <utility>
 
 #include "api/call.hpp"
 #include "api/checks/out_structs.hpp"
@@ -64,35 +65,46 @@ Status find_pools(kvx_turbomind_pools_t* caller, const void* const* block_ptrs,
   return {};
 }
 
-Status block_ids(const kvx_turbomind_pools_t* caller, const void* const* block_ptrs,
-                 const void* const* scale_block_ptrs, int64_t num_block_ptrs, int32_t* ids) {
+struct TablesOfPools {
+  Tables tables;
+  turbomind::Pools pools;
+};
+
+// Checks and reads all but the tables' entries, which a GPU may have.
+Result<TablesOfPools> read_tables_of_pools(const kvx_turbomind_pools_t* caller,
+                                           const void* const* block_ptrs,
+                                           const void* const* scale_block_ptrs,
+                                           int64_t num_block_ptrs, const int32_t* ids) {
   KVX_ASSIGN_OR_RETURN(const kvx_turbomind_pools_t args, read_struct(caller, "pools"));
-  KVX_ASSIGN_OR_RETURN(const Tables tables, read_tables(args, block_ptrs, scale_block_ptrs,
-                                                        num_block_ptrs, "num_block_ptrs"));
+  KVX_ASSIGN_OR_RETURN(Tables tables, read_tables(args, block_ptrs, scale_block_ptrs,
+                                                  num_block_ptrs, "num_block_ptrs"));
   if (ids == nullptr) return invalid_argument("ids is null");
   KVX_ASSIGN_OR_RETURN(const turbomind::Pools pools, read_pools(args, tables.layout));
   if (const auto checked = turbomind::layer_blocks(tables.layout, pools, 0); !checked.ok()) {
     return checked.error();
   }
-  std::vector<int32_t> found(tables.blocks.size());
-  KVX_RETURN_IF_ERROR(
-      turbomind::block_ids_of_both(pools, tables.blocks, tables.scale_blocks, found));
+  return TablesOfPools{std::move(tables), pools};
+}
+
+Status block_ids(const kvx_turbomind_pools_t* caller, const void* const* block_ptrs,
+                 const void* const* scale_block_ptrs, int64_t num_block_ptrs, int32_t* ids) {
+  KVX_ASSIGN_OR_RETURN(
+      const TablesOfPools given,
+      read_tables_of_pools(caller, block_ptrs, scale_block_ptrs, num_block_ptrs, ids));
+  std::vector<int32_t> found(given.tables.blocks.size());
+  KVX_RETURN_IF_ERROR(turbomind::block_ids_of_both(given.pools, given.tables.blocks,
+                                                   given.tables.scale_blocks, found));
   std::ranges::copy(found, ids);
   return {};
 }
 
-// The tables are not read here: their entries are checked where they lie.
+// The entries are checked where they lie.
 Status device_block_ids(const kvx_turbomind_pools_t* caller, const void* const* block_ptrs,
                         const void* const* scale_block_ptrs, int64_t num_block_ptrs, int32_t* ids,
                         uint64_t* counters, void* stream) {
-  KVX_ASSIGN_OR_RETURN(const kvx_turbomind_pools_t args, read_struct(caller, "pools"));
-  KVX_ASSIGN_OR_RETURN(const Tables tables, read_tables(args, block_ptrs, scale_block_ptrs,
-                                                        num_block_ptrs, "num_block_ptrs"));
-  if (ids == nullptr) return invalid_argument("ids is null");
-  KVX_ASSIGN_OR_RETURN(const turbomind::Pools pools, read_pools(args, tables.layout));
-  if (const auto checked = turbomind::layer_blocks(tables.layout, pools, 0); !checked.ok()) {
-    return checked.error();
-  }
+  KVX_ASSIGN_OR_RETURN(
+      const TablesOfPools given,
+      read_tables_of_pools(caller, block_ptrs, scale_block_ptrs, num_block_ptrs, ids));
   VerbAddresses addresses;
   addresses.add("block_ptrs", block_ptrs)
       .add("scale_block_ptrs", scale_block_ptrs)
@@ -100,12 +112,12 @@ Status device_block_ids(const kvx_turbomind_pools_t* caller, const void* const* 
       .add("counters", counters);
   KVX_ASSIGN_OR_RETURN(const DeviceVerb verb, begin_on_device(addresses, counters, stream));
   return ops::pointer_ids(verb.context,
-                          {.blocks = tables.blocks.data(),
-                           .scale_blocks = tables.scale_blocks.data(),
+                          {.blocks = given.tables.blocks.data(),
+                           .scale_blocks = given.tables.scale_blocks.data(),
                            .count = num_block_ptrs,
-                           .pool = {pools.data, pools.data_stride},
-                           .scale_pool = {pools.scales, pools.scale_stride},
-                           .num_blocks = pools.num_blocks},
+                           .pool = {given.pools.data, given.pools.data_stride},
+                           .scale_pool = {given.pools.scales, given.pools.scale_stride},
+                           .num_blocks = given.pools.num_blocks},
                           ids, verb.counters);
 }
 
