@@ -129,7 +129,7 @@ class KvStep {
   std::vector<Pass> passes_;
   // Sequences of the step that leave for another process with it.
   std::vector<std::shared_ptr<OutgoingSequence>> outgoing_;
-  // Of sequences of the step that still load layer by layer.
+  // Sequences of the step may still load layer by layer: these are their loads.
   std::vector<std::shared_ptr<tier::Promotion>> loads_;
   // Of the pass that is described, as tables_.
   std::vector<int64_t> positions_;

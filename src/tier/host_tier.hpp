@@ -153,7 +153,7 @@ class HostTier final : public cache::EvictionListener {
   void finish_part(const Job& job, const FinishedTransfer& done);
   void note_bad(const Job& job, bool is_copied);
   void forget(const Job& job);
-  // Of the parts of a block of this tier.
+  // Each part of a block of this tier has a checksum.
   std::span<cache::ContentHash> checksums_of(int block_class, int32_t id) {
     const int64_t num_parts = parts_.num_parts(block_class);
     return std::span(checksums_[block_class])

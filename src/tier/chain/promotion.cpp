@@ -104,7 +104,7 @@ class Planner {
     TierLoad load;
     bool is_by_layer = false;
   };
-  // Of a block that comes layer by layer and has its place in the pool.
+  // A block comes layer by layer and has its place in the pool: this is where it comes from.
   struct LayeredLoad {
     HostTier* tier = nullptr;
     size_t source = 0;
