@@ -42,11 +42,11 @@ void read_record(std::span<const uint8_t> bytes, bool repairs_checksums,
   }
 }
 
-// In two parts, into a buffer that is smaller than some texts.
+// A text's head, and replies in two parts.
 void read_replies(std::span<const uint8_t> bytes) {
+  const auto head = kvx::tier::read_text_head(bytes);
+  if (head && (head->text_bytes < 0 || head->head_bytes > bytes.size())) __builtin_trap();
   kvx::tier::RedisReplies replies(1 << 12);
-  std::vector<uint8_t> buffer(64);
-  replies.set_buffer(buffer);
   const size_t half = bytes.size() / 2;
   for (const auto part : {bytes.first(half), bytes.subspan(half)}) {
     if (!replies.feed(part).ok()) return;

@@ -71,12 +71,12 @@ class Bench {
              for_each_batch([&](int64_t first, int64_t count) {
                std::vector<StoreGet> items;
                for (int64_t i = 0; i < count; ++i) items.push_back({key_of(first + i), record(i)});
-               must(store_->get(items));
-               for (int64_t i = 0; i < count; ++i) {
+               must(store_->get_each(items, [&](size_t i) {
+                 const auto place = static_cast<int64_t>(i);
                  if (items[i].num_bytes != record_bytes_) fail("a value is not there");
-                 const auto payload = open_record(facts_of(first + i), nullptr, record(i));
+                 const auto payload = open_record(facts_of(first + place), nullptr, record(place));
                  if (!payload.ok()) fail(payload.error().message);
-               }
+               }));
              });
            });
   }

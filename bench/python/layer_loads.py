@@ -32,6 +32,15 @@ def main():
         measure(options, recipe)
 
 
+def facts_of(cache):
+    """What the tiers say of the blocks that did not come or did not go."""
+    return ", ".join(
+        f"{tier.name}: held {tier.held}, stored {tier.stored}, loaded {tier.loaded}, "
+        f"dropped {tier.dropped}, bad {tier.bad}"
+        for tier in cache.tiers()
+    )
+
+
 def measure(options, recipe):
     layers, kv_heads, head_dim, heads = map(int, options.shape.split(","))
     sizes = dict(
@@ -70,9 +79,14 @@ def measure(options, recipe):
             there = time.perf_counter()
             step(sequence, more)
             ended = time.perf_counter()
-            assert cache.num_tokens(sequence) == options.tokens + options.new
+            found = cache.num_tokens(sequence) - options.new
             cache.free_sequence(sequence)
-            assert sum(tier.loaded for tier in cache.tiers()) > loaded, "it came from a tier"
+            loaded = sum(tier.loaded for tier in cache.tiers()) - loaded
+            if found != options.tokens or loaded == 0:
+                raise SystemExit(
+                    f"{recipe}, {way}, round {number}: {found} of {options.tokens} tokens were "
+                    f"found, {loaded} blocks came from tiers; {facts_of(cache)}"
+                )
             if number > 0:
                 seconds[way].append(ended - began)
                 created[way].append(there - began)

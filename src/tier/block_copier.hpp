@@ -56,6 +56,7 @@ struct TierLink {
   std::unique_ptr<BlockCopier> copier;
   std::unique_ptr<cache::Memory> own_memory = nullptr;  // `memory`, where the link made it
   FileMemory* files = nullptr;                          // `memory`, where it lies in files
+  bool is_on_host = false;  // the first tier's blocks and `memory` are the host's own
 };
 
 // The first tier lies in host memory.
@@ -66,9 +67,9 @@ TierLink host_link();
 // copies from and to. Errors as device::OwnedCudaStream's.
 Result<TierLink> cuda_link(int device, device::CudaStream compute, cache::Memory& pinned);
 
-// The host tier's blocks lie in unnamed files of a folder. They pass through memory of `staging`,
-// by its copier. Requires: no block is larger. Errors as FileMemory::create's; OUT_OF_RANGE when
-// memory is short.
+// The host tier's blocks lie in unnamed files of a folder. From a device they pass through memory
+// of `staging`, by its copier. Requires: no block is larger. Errors as FileMemory::create's;
+// OUT_OF_RANGE when memory is short.
 Result<TierLink> file_link(const std::string& folder, TierLink staging, int64_t max_block_bytes);
 
 }  // namespace kvx::tier

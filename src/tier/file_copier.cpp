@@ -1,5 +1,5 @@
-// Blocks to files and back, by way of memory that the first tier is joined to already: each batch
-// has a block copy of it.
+// Blocks to files and back. From a device they go by way of memory that it is joined to already:
+// each batch has a block copy of it. From host memory they take no such way (host_copier.cpp).
 //
 //   first tier ── another copier ──▶ staging ── write ──▶ files
 //              ◀─ another copier ──          ◀─ read ───
@@ -9,6 +9,7 @@
 #include "core/log.hpp"
 #include "tier/block_copier.hpp"
 #include "tier/file_memory.hpp"
+#include "tier/host_copier.hpp"
 
 namespace kvx::tier {
 namespace {
@@ -85,13 +86,16 @@ class FileCopier final : public BlockCopier {
 
 Result<TierLink> file_link(const std::string& folder, TierLink staging, int64_t max_block_bytes) {
   KVX_ASSIGN_OR_RETURN(auto files, FileMemory::create(folder));
+  FileMemory* const memory = files.get();
+  if (staging.is_on_host) {
+    return TierLink{memory, make_host_copier(nullptr, memory), std::move(files), memory};
+  }
   // A batch is full with the block that reaches batch_bytes().
   const int64_t block_copy_bytes = staging.copier->batch_bytes() + max_block_bytes;
   KVX_ASSIGN_OR_RETURN(cache::Region region,
                        staging.memory->allocate(block_copy_bytes * staging.copier->max_started(),
                                                 "blocks on their way to files"));
   auto copier = std::make_unique<FileCopier>(*files, std::move(staging.copier), std::move(region));
-  FileMemory* const memory = files.get();
   return TierLink{memory, std::move(copier), std::move(files), memory};
 }
 

@@ -11,6 +11,8 @@
 #include <numeric>
 
 #include "tests/tier/file_size_limit.hpp"
+#include "tier/block_checksum.hpp"
+#include "tier/host_copier.hpp"
 #include "tier/host_tier.hpp"
 
 namespace kvx::tier {
@@ -160,6 +162,47 @@ TEST_F(FileMemoryTest, ABlockThatCannotBeReadIsAMissAndCounted) {
   EXPECT_EQ(seen.num_bad, 1);
   EXPECT_EQ(seen.num_loaded, 0);
   EXPECT_THAT(seen.last_problem, HasSubstr("could not be copied back"));
+}
+
+// Blocks of several pieces of a checksum, as many as keep all threads busy.
+TEST_F(FileMemoryTest, BlocksPassBetweenMemoryAndFilesWithTheChecksumOfWhatTheyAre) {
+  constexpr int64_t kBytes = 2 * kChecksumPieceBytes + 1000;
+  constexpr int kNumBlocks = 9;
+  const auto one = FileMemory::create(folder_).value();
+  const auto other = FileMemory::create(folder_).value();
+  const cache::Region first = one->allocate(kNumBlocks * kBytes, "first").value();
+  const cache::Region second = other->allocate(kNumBlocks * kBytes, "second").value();
+  std::vector<uint8_t> bytes(kNumBlocks * kBytes), back(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7919 >> 8);
+  struct Way {
+    FileMemory* near;
+    FileMemory* far;
+    Direction direction;
+    uint8_t* from;
+    uint8_t* to;
+  };
+  const Way ways[] = {
+      {nullptr, one.get(), Direction::kStore, bytes.data(), first.data()},
+      {one.get(), other.get(), Direction::kStore, first.data(), second.data()},
+      {nullptr, other.get(), Direction::kLoad, second.data(), back.data()},
+  };
+  for (const Way& way : ways) {
+    std::vector<BlockTransfer> transfers;
+    for (int i = 0; i < kNumBlocks; ++i) {
+      transfers.push_back({way.from + i * kBytes, way.to + i * kBytes, kBytes});
+    }
+    std::vector<CopiedBlock> copied(kNumBlocks);
+    const auto copier = make_host_copier(way.near, way.far);
+    copier->start(way.direction, transfers);
+    copier->finish(way.direction, transfers, copied);
+    for (int i = 0; i < kNumBlocks; ++i) {
+      EXPECT_TRUE(copied[i].is_copied);
+      EXPECT_EQ(copied[i].checksum,
+                block_checksum(std::span(bytes).subspan(static_cast<size_t>(i * kBytes), kBytes)))
+          << i;
+    }
+  }
+  EXPECT_EQ(back, bytes);
 }
 
 }  // namespace

@@ -98,6 +98,42 @@ TEST_P(Stores, AValueLargerThanItsBufferIsNone) {
   EXPECT_EQ(get_one(*store_, "kvx1/t/s/large-0p", buffer), 1000);
 }
 
+// What is missing or too large takes another way than what is not, and the next ones are whole.
+TEST_P(Stores, TellOfEachValueWhenItIsThere) {
+  constexpr int kNumKeys = 40;
+  const auto key = [](int i) { return fmt::format("kvx1/t/s/{:03}-0p", i); };
+  const auto is_missing = [](int i) { return i % 5 == 3; };
+  const auto is_too_large = [](int i) { return i % 7 == 2; };
+  std::vector<std::vector<uint8_t>> values;
+  std::vector<StorePut> puts;
+  for (int i = 0; i < kNumKeys; ++i) values.push_back(noise(i < 3 ? i : 3000 * i, i));
+  for (int i = 0; i < kNumKeys; ++i) {
+    if (!is_missing(i)) puts.push_back({key(i), values[i]});
+  }
+  ASSERT_TRUE(store_->put(puts).ok());
+  std::vector<std::vector<uint8_t>> buffers;
+  std::vector<StoreGet> gets;
+  for (int i = 0; i < kNumKeys; ++i) {
+    buffers.emplace_back(values[i].size() + (is_too_large(i) ? -1 : i % 3));
+  }
+  for (int i = 0; i < kNumKeys; ++i) gets.push_back({key(i), buffers[i]});
+  std::vector<int64_t> seen(kNumKeys, -2);
+  std::vector<uint8_t> are_whole(kNumKeys, 0);
+  const auto arrived = [&](size_t i) {
+    seen[i] = gets[i].num_bytes;
+    are_whole[i] = std::ranges::equal(values[i], gets[i].buffer.first(values[i].size())) ? 1 : 0;
+  };
+  for (int i = 0; i < kNumKeys; ++i) {
+    if (is_too_large(i)) values[i].pop_back();  // there is no more to compare with
+  }
+  ASSERT_TRUE(store_->get_each(gets, arrived).ok());
+  for (int i = 0; i < kNumKeys; ++i) {
+    const bool is_there = !is_missing(i) && !is_too_large(i);
+    EXPECT_EQ(seen[i], is_there ? std::ssize(values[i]) : -1) << i;
+    EXPECT_TRUE(!is_there || are_whole[i] == 1) << i;
+  }
+}
+
 TEST_P(Stores, SayWhatTheyHaveAndForgetIt) {
   for (const char* key : {"kvx1/a/s/1-0p", "kvx1/a/s/2-0p", "kvx1/a/t/3-0p", "kvx1/ab/s/4-0p"}) {
     ASSERT_TRUE(put_one(*store_, key, noise(10, 1)));
@@ -330,6 +366,33 @@ TEST(RedisReplies, ReadsRepliesHoweverTheirBytesCome) {
     ASSERT_EQ(found[5]->elements.size(), 2u);
     EXPECT_EQ(found[5]->elements[1]->number, 3);
   }
+}
+
+TEST(RedisReplies, ATextsHeadIsReadWhenItIsWhole) {
+  const auto head = read_text_head(bytes_of("$65536\r\nabc"));
+  ASSERT_TRUE(head.has_value());
+  EXPECT_EQ(head->text_bytes, 65536);
+  EXPECT_EQ(head->head_bytes, 8u);
+  EXPECT_EQ(read_text_head(bytes_of("$0\r\n"))->text_bytes, 0);
+  for (const char* other : {"", "$", "$5", "$5\r", "$5\n", "$\r\n", "$-1\r\n", "+5\r\n", "$5x\r\n",
+                            "$99999999999999999999\r\n"}) {
+    EXPECT_FALSE(read_text_head(bytes_of(other)).has_value()) << other;
+  }
+}
+
+TEST(RedisReplies, IsEmptyBetweenReplies) {
+  RedisReplies replies(1 << 20);
+  EXPECT_TRUE(replies.is_empty());
+  ASSERT_TRUE(replies.feed(bytes_of(":7\r\n:8\r\n$5\r\nab")).ok());
+  EXPECT_FALSE(replies.is_empty());
+  ASSERT_NE(replies.next().value(), nullptr);
+  EXPECT_FALSE(replies.is_empty()) << "another reply waits";
+  ASSERT_NE(replies.next().value(), nullptr);
+  ASSERT_EQ(replies.next().value(), nullptr);
+  EXPECT_FALSE(replies.is_empty()) << "a reply has begun";
+  ASSERT_TRUE(replies.feed(bytes_of("cde\r\n")).ok());
+  ASSERT_NE(replies.next().value(), nullptr);
+  EXPECT_TRUE(replies.is_empty());
 }
 
 TEST(RedisReplies, WhatIsNoReplyIsAnErrorAndAClaimAllocatesNothing) {

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <span>
 
-#include "core/log.hpp"
 #include "tier/block_checksum.hpp"
-#include "tier/file_memory.hpp"
+#include "tier/host_copier.hpp"
 
 namespace kvx::tier {
 namespace {
@@ -14,52 +13,6 @@ namespace {
 using cache::BlockKind;
 using cache::kNoBlock;
 using cache::kNoNode;
-
-// Both sides are the host's: memory, or files.
-class DemotionCopier final : public BlockCopier {
- public:
-  DemotionCopier(FileMemory* from, FileMemory* to) : from_(from), to_(to) {}
-
-  int64_t batch_bytes() const override { return 1 << 20; }
-  int max_started() const override { return 1; }
-  void start(Direction, std::span<const BlockTransfer>) override {}
-  void finish(Direction, std::span<const BlockTransfer> transfers,
-              std::span<CopiedBlock> results) override {
-    for (size_t i = 0; i < transfers.size(); ++i) {
-      const Status status = copy(transfers[i], results[i].checksum);
-      results[i].is_copied = status.ok();
-      if (status.ok()) continue;
-      log(LogLevel::kWarning, "a block did not pass between the tiers: {}", status.error().message);
-    }
-  }
-
-  void scrub() override { std::ranges::fill(staged_, uint8_t{0}); }
-
- private:
-  Status copy(const BlockTransfer& block, cache::ContentHash& checksum) {
-    const auto num_bytes = static_cast<size_t>(block.bytes);
-    std::span<const uint8_t> source(block.from, num_bytes);
-    if (from_ != nullptr) {
-      staged_.resize(num_bytes);
-      KVX_RETURN_IF_ERROR(from_->read(block.from, staged_));
-      source = staged_;
-    }
-    if (to_ == nullptr) {
-      checksum = checksum_by_parts(block, [&](size_t at, size_t bytes) {
-        return copy_with_block_checksum({block.to + at, bytes}, source.subspan(at, bytes));
-      });
-      return {};
-    }
-    checksum = checksum_by_parts(block, [source](size_t at, size_t bytes) {
-      return block_checksum(source.subspan(at, bytes));
-    });
-    return to_->write(block.to, source);
-  }
-
-  FileMemory* from_;
-  FileMemory* to_;
-  std::vector<uint8_t> staged_;
-};
 
 // A sixteenth of a class, at most this much, is kept free or is on its way down.
 constexpr int64_t kMostFreeBytes = int64_t{128} << 20;
@@ -75,8 +28,7 @@ Demotion::Demotion(HostTier& upper, HostTier& lower)
     : upper_(upper),
       lower_(lower),
       counterparts_(static_cast<size_t>(upper.index_.max_nodes())),
-      queue_(std::make_unique<TransferQueue>(
-          std::make_unique<DemotionCopier>(upper.files_, lower.files_))) {
+      queue_(std::make_unique<TransferQueue>(make_host_copier(upper.files_, lower.files_))) {
   upper.set_moves_down();
   classes_.resize(static_cast<size_t>(upper.pool_.num_classes()));
   for (int group = 0; group < static_cast<int>(upper.shape_.groups.size()); ++group) {

@@ -9,8 +9,9 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <vector>
 
-#include "core/log.hpp"
+#include "core/executor.hpp"
 #include "core/os/os.hpp"
 #include "core/random_id.hpp"
 #include "tier/store/remote_store.hpp"
@@ -21,6 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a batch, each with a value of its own: making, naming and opening a file is mostly waiting.
+constexpr int kNumThreads = 4;
 constexpr auto kMostAgeOfIncoming = std::chrono::hours(1);
 
 // Closes itself.
@@ -58,19 +61,22 @@ class FolderStore final : public RemoteStore {
   }
 
   Status put(std::span<StorePut> items) override {
-    for (StorePut& item : items) {
-      const Result<bool> written = write(path_of(item.key), item.value);
-      if (!written.ok()) return written.error();
-      item.is_stored = written.value();
-    }
-    return {};
+    return for_each(items.size(), [&](size_t i) -> Status {
+      KVX_ASSIGN_OR_RETURN(items[i].is_stored, write(path_of(items[i].key), items[i].value));
+      return {};
+    });
   }
 
   Status get(std::span<StoreGet> items) override {
-    for (StoreGet& item : items) {
-      KVX_ASSIGN_OR_RETURN(item.num_bytes, read(path_of(item.key), item.buffer));
-    }
-    return {};
+    return get_each(items, [](size_t) {});
+  }
+
+  Status get_each(std::span<StoreGet> items, const Arrived& arrived) override {
+    return for_each(items.size(), [&](size_t i) -> Status {
+      KVX_ASSIGN_OR_RETURN(items[i].num_bytes, read(path_of(items[i].key), items[i].buffer));
+      arrived(i);
+      return {};
+    });
   }
 
   Status exists(std::span<const std::string> keys, std::span<uint8_t> has) override {
@@ -97,6 +103,19 @@ class FolderStore final : public RemoteStore {
   }
 
  private:
+  // call(i) of each, by several threads, until one has failed; its error.
+  template <class Call>
+  Status for_each(size_t count, const Call& call) {
+    std::vector<Status> statuses(count);
+    std::atomic<bool> has_failed = false;
+    executor_->parallel_for(static_cast<int>(count), [&](int i) {
+      if (!has_failed) statuses[i] = call(i);
+      if (!statuses[i].ok()) has_failed = true;
+    });
+    for (Status& status : statuses) KVX_RETURN_IF_ERROR(std::move(status));
+    return {};
+  }
+
   fs::path incoming() const { return folder_ / ".incoming"; }
   std::string next_incoming() {
     const std::string name = fmt::format("{:016x}-{}", writer_, num_incoming_.fetch_add(1));
@@ -115,16 +134,23 @@ class FolderStore final : public RemoteStore {
 
   // False: there is no room.
   Result<bool> write(const fs::path& path, std::span<const uint8_t> value) {
-    std::error_code problem;
-    fs::create_directories(path.parent_path(), problem);
     const std::string temporary = next_incoming();
     const Status written = write_whole(temporary, value);
-    if (written.ok() && os::rename_file(temporary, path.string())) return true;
+    if (written.ok() && rename_into_folder(temporary, path)) return true;
     const int error = errno;
     os::remove_file(temporary);
     errno = error;
     if (os::is_no_room(error)) return false;
     return failed("written");
+  }
+
+  // The folder is there but for the first of its files, and after an erasure.
+  static bool rename_into_folder(const std::string& temporary, const fs::path& path) {
+    if (os::rename_file(temporary, path.string())) return true;
+    if (errno != ENOENT) return false;
+    std::error_code problem;
+    fs::create_directories(path.parent_path(), problem);
+    return os::rename_file(temporary, path.string());
   }
 
   Status write_whole(const std::string& path, std::span<const uint8_t> value) const {
@@ -165,6 +191,7 @@ class FolderStore final : public RemoteStore {
   }
 
   const fs::path folder_;
+  const std::unique_ptr<Executor> executor_ = make_thread_pool(kNumThreads);
   // Other stores of the process and of other machines write to the folder at the same time.
   const uint64_t writer_ = random_id();
   std::atomic<int64_t> num_incoming_ = 0;

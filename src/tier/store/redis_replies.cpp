@@ -3,8 +3,7 @@
 
 #include <hiredis/read.h>
 
-#include <algorithm>
-#include <cstring>
+#include <charconv>
 #include <new>
 
 namespace kvx::tier {
@@ -36,14 +35,7 @@ void* make_text(const redisReadTask* task, char* text, size_t bytes) {
     reply.kind = task->type == REDIS_REPLY_ERROR    ? kError
                  : task->type == REDIS_REPLY_STATUS ? kStatus
                                                     : kText;
-    reply.number = static_cast<int64_t>(bytes);
-    const std::span<uint8_t> buffer = static_cast<RedisReplies*>(task->privdata)->buffer();
-    reply.is_in_buffer = reply.kind == kText && bytes <= buffer.size();
-    if (reply.is_in_buffer) {
-      std::memcpy(buffer.data(), text, bytes);
-    } else {
-      reply.text.assign(text, bytes);
-    }
+    reply.text.assign(text, bytes);
   });
 }
 
@@ -72,6 +64,18 @@ redisReplyObjectFunctions kFunctions = {make_text, make_list, make_number, make_
 
 }  // namespace
 
+std::optional<RedisTextHead> read_text_head(std::span<const uint8_t> bytes) {
+  const auto* const begin = reinterpret_cast<const char*>(bytes.data());
+  const char* const end = begin + bytes.size();
+  RedisTextHead head;
+  if (bytes.empty() || *begin != '$') return std::nullopt;
+  const auto [stop, problem] = std::from_chars(begin + 1, end, head.text_bytes);
+  if (problem != std::errc() || head.text_bytes < 0) return std::nullopt;
+  if (end - stop < 2 || stop[0] != '\r' || stop[1] != '\n') return std::nullopt;
+  head.head_bytes = static_cast<size_t>(stop + 2 - begin);
+  return head;
+}
+
 void RedisReplies::FreeReader::operator()(redisReader* reader) const {
   redisReaderFree(reader);
 }
@@ -83,7 +87,6 @@ RedisReplies::RedisReplies(int64_t max_reply_bytes)
 
 Status RedisReplies::feed(std::span<const uint8_t> bytes) {
   num_fed_ += std::ssize(bytes);
-  reader_->privdata = this;
   if (redisReaderFeed(reader_.get(), reinterpret_cast<const char*>(bytes.data()), bytes.size()) ==
       REDIS_OK) {
     return {};
@@ -93,7 +96,6 @@ Status RedisReplies::feed(std::span<const uint8_t> bytes) {
 
 Result<std::unique_ptr<RedisReply>> RedisReplies::next() {
   void* reply = nullptr;
-  reader_->privdata = this;
   if (redisReaderGetReply(reader_.get(), &reply) != REDIS_OK) {
     return internal_error("the store's answer is none: {}", reader_->errstr);
   }
@@ -105,6 +107,10 @@ Result<std::unique_ptr<RedisReply>> RedisReplies::next() {
     return internal_error("the store's answer is larger than {} bytes", max_reply_bytes_);
   }
   return std::unique_ptr<RedisReply>();
+}
+
+bool RedisReplies::is_empty() const {
+  return num_fed_ == 0 && reader_->pos == reader_->len;
 }
 
 }  // namespace kvx::tier

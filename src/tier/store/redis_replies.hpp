@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,25 +19,30 @@ namespace kvx::tier {
 struct RedisReply {
   enum class Kind : uint8_t { kText, kStatus, kError, kNumber, kNothing, kList };
   Kind kind = Kind::kNothing;
-  std::string text;           // of kText, kStatus and kError
-  int64_t number = 0;         // of kNumber; of kText: its bytes
-  bool is_in_buffer = false;  // its bytes are in the buffer, not in `text`
+  std::string text;    // of kText, kStatus and kError
+  int64_t number = 0;  // of kNumber
   std::vector<std::unique_ptr<RedisReply>> elements;
 };
+
+// What the head of a text says: "$5\r\n" announces 5 bytes and the end of a line.
+struct RedisTextHead {
+  int64_t text_bytes = 0;
+  size_t head_bytes = 0;
+};
+// Nothing: the bytes begin with no whole head of a text.
+std::optional<RedisTextHead> read_text_head(std::span<const uint8_t> bytes);
 
 class RedisReplies {
  public:
   // A reply with more bytes is an error.
   explicit RedisReplies(int64_t max_reply_bytes);
 
-  // Texts of the next replies go to the buffer where they fit in it, instead of to `text`.
-  void set_buffer(std::span<uint8_t> buffer) { buffer_ = buffer; }
-  std::span<uint8_t> buffer() const { return buffer_; }
-
   // INTERNAL_ERROR: no reply, or a larger one; nothing can be read from here on.
   Status feed(std::span<const uint8_t> bytes);
   // Null: more bytes are needed. Errors as feed's.
   Result<std::unique_ptr<RedisReply>> next();
+  // Whether all that was fed has been returned: another may read the next reply.
+  bool is_empty() const;
 
  private:
   struct FreeReader {
@@ -46,7 +52,6 @@ class RedisReplies {
   std::unique_ptr<redisReader, FreeReader> reader_;
   int64_t max_reply_bytes_;
   int64_t num_fed_ = 0;  // since the last whole reply
-  std::span<uint8_t> buffer_;
 };
 
 }  // namespace kvx::tier

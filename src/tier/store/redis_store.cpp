@@ -111,14 +111,44 @@ class Connection {
     return stream_->write(bytes, deadline);
   }
 
-  Result<std::unique_ptr<RedisReply>> receive(Deadline deadline, std::span<uint8_t> buffer = {}) {
-    replies_.set_buffer(buffer);
+  Result<std::unique_ptr<RedisReply>> receive(Deadline deadline) {
     while (true) {
       KVX_ASSIGN_OR_RETURN(auto reply, replies_.next());
       if (reply) return reply;
-      KVX_ASSIGN_OR_RETURN(const size_t count, stream_->read_some(received_, deadline));
-      KVX_RETURN_IF_ERROR(replies_.feed(std::span(received_).first(count)));
+      if (waiting_.empty()) KVX_RETURN_IF_ERROR(receive_more(received_.size(), deadline));
+      KVX_RETURN_IF_ERROR(replies_.feed(waiting_));
+      waiting_ = {};
     }
+  }
+
+  // The bytes of the text that the reply is, which go straight to the buffer; -1: there is none, or
+  // it does not fit.
+  Result<int64_t> receive_text(std::span<uint8_t> buffer, Deadline deadline) {
+    if (!replies_.is_empty()) return receive_text_as_reply(buffer, deadline);
+    while (waiting_.size() < kMostHeadBytes &&
+           std::ranges::find(waiting_, '\n') == waiting_.end()) {
+      // Little, so that the text does not pass through this memory.
+      KVX_RETURN_IF_ERROR(receive_more(kLittleBytes, deadline));
+    }
+    const std::optional<RedisTextHead> head = read_text_head(waiting_);
+    if (!head || head->text_bytes > std::ssize(buffer)) {
+      return receive_text_as_reply(buffer, deadline);
+    }
+    waiting_ = waiting_.subspan(head->head_bytes);
+    const std::span<uint8_t> text = buffer.first(static_cast<size_t>(head->text_bytes));
+    size_t count = std::min(text.size(), waiting_.size());
+    std::copy_n(waiting_.begin(), count, text.begin());
+    waiting_ = waiting_.subspan(count);
+    while (count < text.size()) {
+      KVX_ASSIGN_OR_RETURN(const size_t more, stream_->read_some(text.subspan(count), deadline));
+      count += more;
+    }
+    while (waiting_.size() < 2) KVX_RETURN_IF_ERROR(receive_more(kLittleBytes, deadline));
+    if (waiting_[0] != '\r' || waiting_[1] != '\n') {
+      return internal_error("the store's answer is none: a text has no end");
+    }
+    waiting_ = waiting_.subspan(2);
+    return head->text_bytes;
   }
 
   // OK, or the error that the server gave.
@@ -136,9 +166,33 @@ class Connection {
   }
 
  private:
+  static constexpr size_t kMostHeadBytes = 32;
+  static constexpr size_t kLittleBytes = 4096;
+
+  // At most this many bytes behind those that wait.
+  Status receive_more(size_t most, Deadline deadline) {
+    std::ranges::copy(waiting_, received_.begin());
+    const size_t held = waiting_.size();
+    const size_t room = std::min(most, received_.size() - held);
+    KVX_ASSIGN_OR_RETURN(const size_t count,
+                         stream_->read_some(std::span(received_).subspan(held, room), deadline));
+    waiting_ = std::span(received_).first(held + count);
+    return {};
+  }
+
+  Result<int64_t> receive_text_as_reply(std::span<uint8_t> buffer, Deadline deadline) {
+    KVX_ASSIGN_OR_RETURN(const auto reply, receive(deadline));
+    if (reply->kind == RedisReply::Kind::kNothing) return -1;
+    if (reply->kind != RedisReply::Kind::kText) return unexpected(*reply);
+    if (reply->text.size() > buffer.size()) return -1;
+    std::ranges::copy(reply->text, buffer.begin());
+    return std::ssize(reply->text);
+  }
+
   std::unique_ptr<NetStream> stream_;
   RedisReplies replies_;
   std::vector<uint8_t> received_;
+  std::span<const uint8_t> waiting_;  // of received_, not in replies_ yet
 };
 
 bool is_no_room(const RedisReply& reply) {
@@ -177,16 +231,17 @@ class RedisStore final : public RemoteStore {
   }
 
   Status get(std::span<StoreGet> items) override {
+    return get_each(items, [](size_t) {});
+  }
+
+  Status get_each(std::span<StoreGet> items, const Arrived& arrived) override {
     return call([&](Connection& to, Deadline deadline) -> Status {
       std::string commands;
       for (const StoreGet& item : items) add_command(commands, "GET", item.key);
       KVX_RETURN_IF_ERROR(to.send(commands, deadline));
-      for (StoreGet& item : items) {
-        KVX_ASSIGN_OR_RETURN(const auto reply, to.receive(deadline, item.buffer));
-        item.num_bytes = -1;
-        if (reply->kind == RedisReply::Kind::kNothing) continue;
-        if (reply->kind != RedisReply::Kind::kText) return Connection::unexpected(*reply);
-        if (reply->is_in_buffer) item.num_bytes = reply->number;
+      for (size_t i = 0; i < items.size(); ++i) {
+        KVX_ASSIGN_OR_RETURN(items[i].num_bytes, to.receive_text(items[i].buffer, deadline));
+        arrived(i);
       }
       return {};
     });

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,6 +28,8 @@ struct StoreGet {
   int64_t num_bytes = -1;  // the store's answer: of the value; -1: there is none
 };
 
+using Arrived = std::function<void(size_t)>;
+
 // Calls come from any thread, several at once. Each returns within a time that the store chooses,
 // whatever the other side does. An error means that the store could not be reached or that its
 // answers make no sense: what became of the batch is then unknown.
@@ -37,6 +40,13 @@ class RemoteStore {
   virtual Status put(std::span<StorePut> items) = 0;
   // A value that is larger than its buffer is as none.
   virtual Status get(std::span<StoreGet> items) = 0;
+  // The same. arrived(i) is called as soon as items[i] has its answer, which may be while others
+  // are on their way and by several threads at once; and once more if it has to be got anew.
+  virtual Status get_each(std::span<StoreGet> items, const Arrived& arrived) {
+    KVX_RETURN_IF_ERROR(get(items));
+    for (size_t i = 0; i < items.size(); ++i) arrived(i);
+    return {};
+  }
   // has[i]: 1 when there is a value under keys[i], else 0.
   virtual Status exists(std::span<const std::string> keys, std::span<uint8_t> has) = 0;
   virtual Status remove(std::span<const std::string> keys) = 0;

@@ -212,21 +212,29 @@ Status RemoteTier::load_batch() {
   const std::vector<std::span<uint8_t>> records = records_of(loading_, load_side_);
   std::vector<StoreGet> gets;
   for (const Job& job : loading_) gets.push_back({job.name.key(), records[gets.size()]});
-  KVX_RETURN_IF_ERROR(store_->get(gets));
+  // Each record is checked when it arrives, while others are on their way.
+  std::vector<Result<std::span<const uint8_t>>> payloads(gets.size(), std::span<const uint8_t>());
+  std::vector<const Job*> jobs;
+  for (const Job& job : loading_) jobs.push_back(&job);
+  const auto open = [&](size_t i) {
+    const StoreGet& got = gets[i];
+    payloads[i] = std::span<const uint8_t>();
+    if (got.num_bytes < 0) return;  // gone since it was looked up
+    const auto bytes = std::min(static_cast<size_t>(got.num_bytes), got.buffer.size());
+    payloads[i] = open_record(facts_of(*jobs[i]), key(), got.buffer.first(bytes));
+  };
+  KVX_RETURN_IF_ERROR(store_->get_each(gets, open));
   std::vector<BlockTransfer> transfers;
   std::vector<Job*> opened;
   size_t i = 0;
   for (Job& job : loading_) {
-    const StoreGet& got = gets[i++];
-    if (got.num_bytes < 0) continue;  // gone since it was looked up
-    const auto bytes = std::min(static_cast<size_t>(got.num_bytes), got.buffer.size());
-    const auto payload = open_record(facts_of(job), key(), got.buffer.first(bytes));
+    const auto& payload = payloads[i++];
     if (!payload.ok()) {
       note_problem(payload.error().message);
-      continue;
+    } else if (!payload.value().empty()) {
+      transfers.push_back({payload.value().data(), block_of(job), block_bytes(job)});
+      opened.push_back(&job);
     }
-    transfers.push_back({payload.value().data(), block_of(job), block_bytes(job)});
-    opened.push_back(&job);
   }
   return copy_back(transfers, opened);
 }
