@@ -29,10 +29,7 @@ struct Pages {
 std::vector<BytesCopy> copies_in(const std::vector<LineRun>& runs) {
   std::vector<BytesCopy> copies;
   for (const LineRun& run : runs) {
-    for (int64_t i = 0; i < run.num_lines; ++i) {
-      copies.push_back({run.first.to + i * run.to_stride, run.first.from + i * run.from_stride,
-                        run.first.bytes});
-    }
+    for_each_line(run, [&copies](const BytesCopy& one) { copies.push_back(one); });
   }
   return copies;
 }

@@ -191,8 +191,10 @@ Status copy_lines(std::span<const BytesCopy> copies, device::CudaStream stream) 
   std::vector<device::CudaCopy> apart;
   for (const LineRun& run : join_lines(copies)) {
     const BytesCopy& first = run.first;
-    if (run.num_lines == 1 && stream != nullptr) {
-      apart.push_back({first.to, first.from, first.bytes});
+    if (run.num_lines < kLeastLinesOfCall && stream != nullptr) {
+      for_each_line(run, [&apart](const BytesCopy& one) {
+        apart.push_back({one.to, one.from, one.bytes});
+      });
     } else if (run.num_lines == 1) {
       KVX_RETURN_IF_ERROR(device::cuda_copy_async(first.to, first.from, first.bytes, stream));
     } else {

@@ -46,4 +46,17 @@ inline std::vector<LineRun> join_lines(std::span<const BytesCopy> copies) {
   return runs;
 }
 
+// A run of fewer lines is no call of its own: its copies go with those that have no neighbour.
+// Pages in any order have many runs of two, since any two that lie upwards on both sides are one.
+inline constexpr int64_t kLeastLinesOfCall = 4;
+
+// Each copy of a run, by visit(copy).
+template <class Visit>
+void for_each_line(const LineRun& run, const Visit& visit) {
+  for (int64_t i = 0; i < run.num_lines; ++i) {
+    visit(BytesCopy{run.first.to + i * run.to_stride, run.first.from + i * run.from_stride,
+                    run.first.bytes});
+  }
+}
+
 }  // namespace kvx::kv
