@@ -150,6 +150,31 @@ def test_a_copy_that_fails_holds_no_later_layer_up(layers, files, monkeypatch):
     assert files.pages(Named("b")) == [[0, 1, 2, 3, 4, 5], [0, 1]]
 
 
+@pytest.mark.parametrize("bad_layer", [0, 1])
+def test_blocks_of_a_copy_that_fails_are_not_under_way(layers, files, monkeypatch, bad_layer):
+    writer = writer_of(layers, files)
+    copy = writer._copy
+
+    def fail(layer, ids):
+        if layer == bad_layer:
+            raise RuntimeError("out of memory")
+        return copy(layer, ids)
+
+    monkeypatch.setattr(writer, "_copy", fail)
+    writer.begin_step([Named("a"), Named("b")], [[0, 0], [1, 1]])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        writer.end_step()
+    writer.flush()
+    assert not writer.is_under_way(Named("a")) and not list(files.folder.iterdir())
+    assert writer.take_outcomes() == {"unsaved": 2}
+    monkeypatch.setattr(writer, "_copy", copy)
+    writer.begin_step([Named("a")], [[3, 3]])  # a later step may hand it on
+    writer.end_step()
+    writer.close()
+    assert files.pages(Named("a")) == [[24, 25, 26, 27, 28, 29], [6, 7]]
+    assert writer.take_outcomes() == {"saved": 1}
+
+
 def test_pages_of_another_size_are_refused(files):
     file = files.begin(Named("a"))
     with pytest.raises(kvx.Error, match="no page of 5 bytes of layer 0"):

@@ -9,6 +9,7 @@ A layer waits for the copy alone; where too much is waiting, for the oldest reco
 import queue
 import threading
 from collections import Counter
+from functools import partial
 
 import torch
 from vllm.logger import init_logger
@@ -53,7 +54,7 @@ class LayerWriter:
         self._under_way = set()  # names of blocks
         self._outcomes = Counter()
         self._changed = threading.Condition()  # guards these three
-        self._thread = threading.Thread(target=self._write_all, name="kvx layers", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="kvx layers", daemon=True)
         with new_threads_on_any_core():
             self._thread.start()
 
@@ -87,12 +88,14 @@ class LayerWriter:
             self._staged += num_bytes
         try:
             pages, copied = self._copy(layer, step.ids[layer])
-        except BaseException:
+        except BaseException as error:
             with self._changed:
                 self._staged -= num_bytes  # else later layers would wait for these for good
                 self._changed.notify_all()
+            self._step = None
+            self._waiting.put(partial(self._give_up, step, error))
             raise
-        self._waiting.put((step, layer, pages, copied))
+        self._waiting.put(partial(self._write_layer, step, layer, pages, copied))
 
     def _copy(self, layer, ids):
         """(the pages in host memory, the event after which they are there)"""
@@ -116,27 +119,35 @@ class LayerWriter:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    def _write_all(self):
+    def _work(self):
         while (work := self._waiting.get()) is not None:
-            step, layer, pages, copied = work
-            try:
-                if copied is not None:
-                    copied.synchronize()
-                self._write(step, layer, pages)
-            except Exception as error:
-                step.files = step.files or {}
-                for i in list(step.files):
-                    self._abandon(step, i, error)
-            step.num_written += 1
-            is_done = step.num_written == len(self._layers)
-            with self._changed:
-                self._staged -= pages.numel()
-                self._changed.notify_all()
-                if is_done:
-                    self._under_way.difference_update(block.name for block in step.blocks)
-                    self._outcomes["saved"] += len(step.files)
-                    self._outcomes["unsaved"] += len(step.blocks) - len(step.files)
+            work()
             self._waiting.task_done()
+
+    def _write_layer(self, step, layer, pages, copied):
+        try:
+            if copied is not None:
+                copied.synchronize()
+            self._write(step, layer, pages)
+        except Exception as error:
+            self._abandon_all(step, error)
+        step.num_written += 1
+        with self._changed:
+            self._staged -= pages.numel()
+            self._changed.notify_all()
+        if step.num_written == len(self._layers):
+            self._end(step)
+
+    def _give_up(self, step, error):
+        """One of the step's layers does not come, so its files will not be whole."""
+        self._abandon_all(step, error)
+        self._end(step)
+
+    def _end(self, step):
+        with self._changed:
+            self._under_way.difference_update(block.name for block in step.blocks)
+            self._outcomes["saved"] += len(step.files)
+            self._outcomes["unsaved"] += len(step.blocks) - len(step.files)
 
     def _write(self, step, layer, pages):
         if step.files is None:
@@ -155,6 +166,11 @@ class LayerWriter:
         for i, problem in zip(kept, problems):
             if problem:
                 self._abandon(step, i, problem)
+
+    def _abandon_all(self, step, problem):
+        step.files = step.files or {}
+        for i in list(step.files):
+            self._abandon(step, i, problem)
 
     def _abandon(self, step, i, problem):
         _log.warning("kvx could not save a block: %s", problem)
