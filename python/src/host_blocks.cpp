@@ -94,13 +94,46 @@ class HostBlocks {
     push(Direction::kLoad, job, group, block_ids, slots);
   }
 
+  // A layer of a load that a step waits for layer by layer, under a number of its own: it ends with
+  // end_layer(), not among those of drain_finished().
+  void load_layer(int64_t job, int group, int layer, const std::vector<int64_t>& block_ids,
+                  const std::vector<int64_t>& slots) {
+    check(group, block_ids, slots);
+    const auto num_layers = std::ssize(groups_[group]);
+    if (layer < 0 || layer >= num_layers) {
+      throw CoreError(out_of_range("layer is {}; expected 0 to {}", layer, num_layers - 1));
+    }
+    if (jobs_.contains(job)) throw CoreError(invalid_argument("job {} has not ended", job));
+    jobs_[job].waited_for = std::make_shared<tier::TransferGroup>();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      push_page(Direction::kLoad, job, groups_[group], static_cast<size_t>(layer), block_ids[i],
+                slots[i]);
+    }
+  }
+  // Waits for a layer: (all its pages are as they were stored, bytes).
+  nb::tuple end_layer(int64_t job) {
+    home_.check();
+    const auto found = jobs_.find(job);
+    if (found == jobs_.end() || !found->second.waited_for) {
+      throw CoreError(invalid_argument("job {} is no layer that is loaded", job));
+    }
+    {
+      const nb::gil_scoped_release no_gil;
+      queue_->wait(*found->second.waited_for);
+    }
+    collect();
+    const Job ended = found->second;
+    jobs_.erase(found);
+    return nb::make_tuple(ended.is_whole, ended.bytes);
+  }
+
   // Jobs that have ended since the last call: (job, all pages are as they were stored, bytes).
   nb::list drain_finished() {
     collect();
     nb::list ended;
     std::erase_if(jobs_, [&ended](const auto& entry) {
       const auto& [number, job] = entry;
-      if (job.num_open > 0) return false;
+      if (job.num_open > 0 || job.waited_for) return false;
       ended.append(nb::make_tuple(number, job.is_whole, job.bytes));
       return true;
     });
@@ -186,6 +219,7 @@ class HostBlocks {
     int64_t num_open = 0;
     int64_t bytes = 0;
     bool is_whole = true;
+    std::shared_ptr<tier::TransferGroup> waited_for;  // null: drain_finished() has it
   };
   struct Copy {
     int64_t job = 0;
@@ -211,30 +245,35 @@ class HostBlocks {
 
   void push(Direction direction, int64_t job, int group, const std::vector<int64_t>& block_ids,
             const std::vector<int64_t>& slots) {
-    home_.check();
     check(group, block_ids, slots);
     for (size_t i = 0; i < slots.size(); ++i) {
       for (size_t l = 0; l < groups_[group].size(); ++l) {
-        const Layer& layer = groups_[group][l];
-        auto* page = static_cast<uint8_t*>(layer.pages.array.data()) +
-                     block_ids[i] * layer.pages.page_stride;
-        uint8_t* copy = memory_.data() + slots[i] * slot_bytes_ + layer.offset;
-        const int64_t tag = next_tag_++;
-        copies_[tag] = {job, static_cast<size_t>(slots[i]) * most_layers_ + l, layer.page_bytes};
-        ++jobs_[job].num_open;
-        const bool stores = direction == Direction::kStore;
-        tier::Transfer transfer;
-        transfer.direction = direction;
-        transfer.block = {stores ? page : copy, stores ? copy : page, layer.page_bytes};
-        transfer.tag = tag;
-        queue_->push(std::move(transfer));
+        push_page(direction, job, groups_[group], l, block_ids[i], slots[i]);
       }
     }
     jobs_[job];  // one without blocks ends as well
   }
 
+  void push_page(Direction direction, int64_t job, const std::vector<Layer>& layers, size_t l,
+                 int64_t block, int64_t slot) {
+    const Layer& layer = layers[l];
+    auto* page = static_cast<uint8_t*>(layer.pages.array.data()) + block * layer.pages.page_stride;
+    uint8_t* copy = memory_.data() + slot * slot_bytes_ + layer.offset;
+    const int64_t tag = next_tag_++;
+    copies_[tag] = {job, checksum_at(slot, l), layer.page_bytes};
+    ++jobs_[job].num_open;
+    const bool stores = direction == Direction::kStore;
+    tier::Transfer transfer;
+    transfer.direction = direction;
+    transfer.block = {stores ? page : copy, stores ? copy : page, layer.page_bytes};
+    transfer.tag = tag;
+    transfer.group = jobs_[job].waited_for;
+    queue_->push(std::move(transfer));
+  }
+
   void check(int group, const std::vector<int64_t>& block_ids,
              const std::vector<int64_t>& slots) const {
+    home_.check();
     if (group < 0 || group >= static_cast<int>(groups_.size())) {
       throw CoreError(invalid_argument("group is {}; expected 0 to {}", group, groups_.size() - 1));
     }
@@ -343,6 +382,9 @@ void bind_host_blocks(nb::module_& module) {
            nb::arg("slots"))
       .def("load", &HostBlocks::load, nb::arg("job"), nb::arg("group"), nb::arg("block_ids"),
            nb::arg("slots"))
+      .def("load_layer", &HostBlocks::load_layer, nb::arg("job"), nb::arg("group"),
+           nb::arg("layer"), nb::arg("block_ids"), nb::arg("slots"))
+      .def("end_layer", &HostBlocks::end_layer, nb::arg("job"))
       .def("read_slot", &HostBlocks::read_slot, nb::arg("group"), nb::arg("slot"))
       .def("write_slot", &HostBlocks::write_slot, nb::arg("group"), nb::arg("slot"),
            nb::arg("bytes"))

@@ -121,6 +121,29 @@ def test_memory_that_changes_is_noticed(place, bit):
     assert sorted(blocks.drain_finished()) == [(2, True, 24), (3, False, 48)]
 
 
+def test_layers_of_a_load_end_one_by_one():
+    layers, blocks = new_host_blocks()
+    expected = [layer.copy() for layer in layers]
+    blocks.store(1, 0, [5, 2], [0, 3])
+    blocks.wait_for_all()
+    assert blocks.drain_finished() == [(1, True, 48)]
+    blocks.memory[3, 9] ^= 1  # of the second layer
+    blocks.load_layer(-1, 0, 0, [1, 0], [0, 3])
+    blocks.load_layer(-2, 0, 1, [1, 0], [0, 3])
+    assert blocks.end_layer(-1) == (True, 16)
+    assert np.array_equal(layers[0][[1, 0]], expected[0][[5, 2]])
+    assert blocks.drain_finished() == []
+    assert blocks.end_layer(-2) == (False, 32)
+    assert np.array_equal(layers[2], expected[2])
+    for call, message in [
+        (lambda: blocks.end_layer(-2), "job -2 is no layer"),
+        (lambda: blocks.load_layer(-3, 0, 2, [0], [0]), "layer is 2; expected 0 to 1"),
+        (lambda: blocks.load_layer(-3, 1, 0, [6], [0]), "a block is 6; the engine has 6"),
+    ]:
+        with pytest.raises(kvx.Error, match=message):
+            call()
+
+
 @pytest.mark.parametrize("lower", ["", "folder"])
 @given(st.one_of(st.none(), st.tuples(st.integers(0, 23), st.integers(0, 7))))
 @settings(max_examples=20)

@@ -248,7 +248,11 @@ def test_vllms_own_offloading_carries_kvxs_pages(models):
         assert output.outputs[0].token_ids == expected
 
 
-def test_kvxs_offloading_sees_a_block_that_has_changed(models):
+@pytest.mark.parametrize("by_layer", [False, True], ids=["whole", "by layer"])
+@pytest.mark.parametrize(
+    "graphs", [None, GRAPHS, ALL_STEPS_IN_GRAPHS], ids=["eager", "decodes", "all"]
+)
+def test_kvxs_offloading_sees_a_block_that_has_changed(models, by_layer, graphs):
     transfer = {
         "kv_connector": "KvxOffloadingConnector",
         "kv_connector_module_path": "kvx.vllm.offloading",
@@ -258,10 +262,12 @@ def test_kvxs_offloading_sees_a_block_that_has_changed(models):
             "spec_name": "KvxOffloadingSpec",
             "spec_module_path": "kvx.vllm.offloading",
             "cpu_bytes_to_use": 1 << 26,
+            "load_by_layer": by_layer,
         },
     }
     (prompt,) = prompts([150])
-    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer) as engine:
+    options = {} if graphs is None else dict(enforce_eager=False, compilation_config=graphs)
+    with kvx_engine(models["llama"], "int8", kv_transfer_config=transfer, **options) as engine:
 
         def said():
             engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made

@@ -71,6 +71,63 @@ def test_blocks_come_back_from_host_memory_or_are_computed_anew(model):
         assert worker().bad_jobs == 1
 
 
+def test_a_step_loads_its_blocks_layer_by_layer(model, monkeypatch):
+    """What was computed beside a load that was bad is stored by nobody."""
+    waited = []
+    wait_for_layer = KvxOffloadingWorker.wait_for_layer
+
+    def wait(self, layer):
+        if self._layers and self._layers[layer]:
+            waited.append((layer, [number for number, loads in enumerate(self._layers) if loads]))
+        wait_for_layer(self, layer)
+
+    monkeypatch.setattr(KvxOffloadingWorker, "wait_for_layer", wait)
+    (prompt,) = prompts([120])
+    (more,) = prompts([70], seed=8)
+    longer = {"prompt_token_ids": prompt["prompt_token_ids"] + more["prompt_token_ids"]}
+    with Engine(model, "int8") as engine:
+        expected, expected_longer = engine.tokens([prompt, longer])
+    with offloading(model, "int8", load_by_layer=True) as engine:
+        assert engine.tokens([prompt]) == [expected]
+        assert said(engine, prompt) == (expected, 96)
+        assert waited == [(i, list(range(i, 4))) for i in range(4)], "in the order of the layers"
+        assert worker().bad_jobs == 0
+        worker().tiers[0].memory[:, 7] ^= 1
+        assert said(engine, longer)[0] == expected_longer, "computed anew"
+        assert worker().bad_jobs == 1
+        assert said(engine, longer)[0] == expected_longer
+        assert said(engine, longer) == (expected_longer, 160)
+        assert engine.llm.reset_prefix_cache()
+        assert engine.tokens([prompt, longer]) == [expected, expected_longer], "both in a step"
+        assert worker().bad_jobs == 1 and not worker().by_layer
+
+
+def test_blocks_that_are_not_in_memory_come_as_a_whole(model, tmp_path, monkeypatch):
+    begun = []
+    begin_layers = KvxOffloadingWorker.begin_layers
+
+    def begin(self):
+        begun.extend(self.by_layer)
+        begin_layers(self)
+
+    monkeypatch.setattr(KvxOffloadingWorker, "begin_layers", begin)
+    (prompt,) = prompts([120])
+    tiers = f"host(384KiB), disk({tmp_path}, 16MiB)"  # a block has 128 KiB
+    with offloading(model, "f32", tiers=tiers, load_by_layer=True) as engine:
+        (expected,) = engine.tokens([prompt])
+        engine.tokens(prompts([70], seed=4))
+        assert said(engine, prompt) == (expected, 96) and not begun
+        assert worker().bad_jobs == 0
+
+
+def test_what_cannot_be_loaded_by_layer_is_refused(model, tmp_path_factory):
+    with pytest.raises(kvx.Error, match="load_by_layer is 'yes'; expected true or false"):
+        offloading(model, "int8", load_by_layer="yes")
+    gemma = save_model("gemma2", tmp_path_factory.mktemp("gemma2"))
+    with pytest.raises(kvx.UnsupportedError, match="2 groups of layers; expected 1"):
+        offloading(gemma, "int8", load_by_layer=True)
+
+
 @pytest.mark.parametrize("tier", ["host(16MiB)", "disk({folder}, 16MiB)"])
 def test_a_tier_is_named_as_everywhere(model, tmp_path, tier):
     (prompt,) = prompts([120])

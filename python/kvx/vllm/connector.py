@@ -360,7 +360,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         if not blocks:
             return
         self._loading = self._loader.begin(blocks, places, parts)
-        if _calls_no_layer(forward_context):
+        if calls_no_layer(forward_context):
             self._loading.wait(len(self._layers) - 1)
 
     def _is_bad(self, block, problem):
@@ -408,7 +408,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
                 self._writer.write(block, self._ids(block))
 
 
-def _calls_no_layer(forward_context):
+def calls_no_layer(forward_context):
     """Whether the step is a captured graph, which asks nobody for its layers."""
     return getattr(forward_context, "cudagraph_runtime_mode", None) == CUDAGraphMode.FULL
 

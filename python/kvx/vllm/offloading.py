@@ -17,6 +17,9 @@ own ``cpu_bytes_to_use`` is the same as one ``host``. Blocks are stored in the f
 it cannot take in the next one; they go down for room, come back from where they lie, and go up to
 the first tier then.
 
+With ``"load_by_layer": true`` a step begins when the first layer of its blocks is there, instead of
+being scheduled when all are. Blocks that are not in the first tier's memory come as without it.
+
 vLLM logs the manager's counts, exports them to Prometheus (METRICS, TIER_METRICS) and publishes its
 events.
 """
@@ -26,23 +29,28 @@ import time
 from bisect import bisect_right
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import TransferJobStatus
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
+    GPULoadStoreSpec,
     OffloadingCounterMetadata,
     OffloadingSpec,
     OffloadingWorker,
     TransferResult,
     get_offload_group_idx,
 )
+from vllm.v1.request import RequestStatus
 
 from kvx import _core
 from kvx.errors import Error, UnsupportedError
-from kvx.vllm.connector import fingerprint_of
+from kvx.vllm.connector import calls_no_layer, fingerprint_of
 from kvx.vllm.cores import new_threads_on_any_core
 from kvx.vllm.offloading_manager import (
     METRICS,
@@ -89,6 +97,11 @@ class KvxOffloadingWorker(OffloadingWorker):
         self.bad_blocks = set()  # vLLM's numbers, since its last call
         self._loads = {}  # job_id: vLLM's blocks
         self._started = {}
+        self.by_layer = {}  # job_id: (pages, slots) of the step's loads that it waits for by layer
+        self.num_layers = len(groups[0])
+        self._layers = []  # of these loads, by layer: (job_id, tier, number there)
+        self._num_loaded = {}  # job_id: [all was whole, bytes]
+        self._next_number = -1  # of a layer that is loaded; jobs' are not negative
         self._open = {}  # job_id: [tiers that still work on it, all was whole, bytes]
 
     def submit_store(self, job_id, src_spec, dst_spec):
@@ -98,6 +111,10 @@ class KvxOffloadingWorker(OffloadingWorker):
     def submit_load(self, job_id, src_spec, dst_spec, expedited=False):
         """expedited: the step waits for the load. The queue has one order, so nothing changes."""
         self._loads[job_id] = dst_spec.block_ids.tolist()
+        if src_spec.is_by_layer:
+            self._started[job_id] = time.perf_counter()
+            self.by_layer[job_id] = dst_spec, src_spec
+            return True
         self._begin("load", job_id, dst_spec, src_spec)
         return True
 
@@ -120,6 +137,49 @@ class KvxOffloadingWorker(OffloadingWorker):
                 self._new[job_id] = list(zip(slots.keys, places))
         self._waiting.append((job_id, waits_for, partial(self._submit, verb, job_id, pages, slots)))
         self._start_waiting()
+
+    # ---- loads that a step waits for layer by layer
+
+    def begin_layers(self):
+        """Starts what submit_load was given of these: the first layer of all blocks comes first."""
+        if not self.by_layer:
+            return
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        parts = []
+        for job_id, (pages, slots) in self.by_layer.items():
+            for move in self._moves_at(slots.block_ids.tolist()):
+                move.result()
+            self._num_loaded[job_id] = [True, 0]
+            parts += [(job_id, *part) for part in self._parts_of(pages, slots).items()]
+        self._layers = [[] for _ in range(self.num_layers)]
+        for layer, loads in enumerate(self._layers):
+            for job_id, (tier, group), (blocks, places) in parts:
+                number, self._next_number = self._next_number, self._next_number - 1
+                self.tiers[tier].load_layer(number, group, layer, blocks, places)
+                loads.append((job_id, tier, number))
+
+    def wait_for_layer(self, layer):
+        """Until the layer's pages are there. Bad ones are reported when the step has ended."""
+        if not self._layers:
+            return
+        loads, self._layers[layer] = self._layers[layer], []
+        for job_id, tier, number in loads:
+            is_whole, num_bytes = self.tiers[tier].end_layer(number)
+            loaded = self._num_loaded[job_id]
+            loaded[0] = loaded[0] and is_whole
+            loaded[1] += num_bytes
+
+    def end_layers(self):
+        """Waits for all layers. What became of the step's loads, TransferResults."""
+        for layer in range(len(self._layers)):
+            self.wait_for_layer(layer)
+        self._layers = []
+        self.by_layer = {}
+        ended, self._num_loaded = self._num_loaded, {}
+        return [self._result(job_id, *loaded) for job_id, loaded in ended.items()]
+
+    # ---- moves
 
     def _start_moves(self, moves):
         if moves:
@@ -183,9 +243,16 @@ class KvxOffloadingWorker(OffloadingWorker):
                 self._waiting.append((job_id, moves, start))
 
     def _submit(self, verb, job_id, pages, slots):
-        """pages: vLLM's blocks, group by group; slots: as many."""
+        parts = self._parts_of(pages, slots)
+        for (tier, group), (blocks, places) in parts.items():
+            getattr(self.tiers[tier], verb)(job_id, group, blocks, places)
+        self._open[job_id] = [len({tier for tier, _ in parts}), True, 0]
+
+    def _parts_of(self, pages, slots):
+        """(tier, group): (blocks, slots there). pages: vLLM's blocks, group by group; slots: as
+        many."""
         block_ids, slot_ids = pages.block_ids.tolist(), slots.block_ids.tolist()
-        parts = defaultdict(lambda: ([], []))  # (tier, group): blocks, slots
+        parts = defaultdict(lambda: ([], []))
         first = 0
         for group, size in enumerate(pages.group_sizes):
             for block, slot in zip(block_ids[first : first + size], slot_ids[first : first + size]):
@@ -196,11 +263,10 @@ class KvxOffloadingWorker(OffloadingWorker):
                 blocks.append(block)
                 places.append(place)
             first += size
-        for (tier, group), (blocks, places) in parts.items():
-            getattr(self.tiers[tier], verb)(job_id, group, blocks, places)
-        self._open[job_id] = [len({tier for tier, _ in parts}), True, 0]
+        return parts
 
     def get_finished(self):
+        by_layer = self.end_layers()
         self._start_waiting()
         for tier in self.tiers:
             for job_id, is_whole, num_bytes in tier.drain_finished():
@@ -209,7 +275,7 @@ class KvxOffloadingWorker(OffloadingWorker):
                 job[1] = job[1] and is_whole
                 job[2] += num_bytes
         ended = [job_id for job_id, (num_open, _, _) in self._open.items() if num_open == 0]
-        return [self._result(job_id, *self._open.pop(job_id)[1:]) for job_id in ended]
+        return by_layer + [self._result(job_id, *self._open.pop(job_id)[1:]) for job_id in ended]
 
     def _result(self, job_id, is_whole, num_bytes):
         if new := self._new.pop(job_id, None):
@@ -335,19 +401,163 @@ class KvxOffloadingConnector(OffloadingConnector):
     stores that engines share.
 
     Without ``"kv_load_failure_policy": "recompute"`` requests of changed blocks fail.
+
+    Extra config: load_by_layer. A load by layers is part of its request's step, where vLLM's own
+    are over before it. What such a step computes may come from bad blocks, which is known at its
+    end: nothing is stored before, and vLLM computes it again.
+
+    Raises kvx.Error: load_by_layer is neither true nor false; kvx.UnsupportedError: it is true and
+    the model has several groups of layers.
     """
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         groups = kv_cache_config.kv_cache_groups
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._loads_by_layer = extra.get("load_by_layer", False)
+        if not isinstance(self._loads_by_layer, bool):
+            raise Error(f"load_by_layer is {self._loads_by_layer!r}; expected true or false")
+        if self._loads_by_layer and len(groups) != 1:  # vLLM mends bad blocks of one group alone
+            raise UnsupportedError(
+                f"load_by_layer is true and the model has {len(groups)} groups of layers; expected 1"
+            )
+        self._layer_of = {name: i for i, name in enumerate(groups[0].layer_names)}
+        # scheduler
+        self._is_by_layer = {}  # request: its next load
+        self._layer_jobs = set()  # that have not ended when vLLM was last told
         fingerprints = [
             fingerprint_of(vllm_config, groups, worker)
             for worker in range(vllm_config.parallel_config.world_size)
         ]
         if self.connector_scheduler is not None:
             self.scheduler.manager.use_stores(fingerprints)
+            self._build_store_jobs = self.scheduler._build_store_jobs
+            self.scheduler._build_store_jobs = self._store_jobs
         if self.connector_worker is not None:
             self.connector_worker.spec.fingerprints = fingerprints
+
+    # ---- the scheduler's side of loads by layer
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        count, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        is_by_layer = bool(
+            count
+            and self._loads_by_layer
+            and self._can_load_by_layer(request, num_computed_tokens, num_computed_tokens + count)
+        )
+        self._is_by_layer[request.request_id] = is_by_layer
+        return count, is_async and not is_by_layer
+
+    def _can_load_by_layer(self, request, first, last):
+        """first, last: tokens. The step has to have one of its own to compute."""
+        (config,) = self.scheduler.config.kv_group_configs
+        block = config.tokens_per_chunk
+        has_window = config.sliding_window_size_in_chunks is not None
+        if has_window or last >= request.num_tokens or last % block:
+            return False
+        (group,) = self.scheduler._req_status[request.request_id].group_states
+        return self.scheduler.manager.are_in_memory(group.offload_keys[first // block : last // block])
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if self._is_by_layer.pop(request.request_id, False) and num_external_tokens:
+            self._load_by_layer(request, blocks, num_external_tokens)
+        else:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _load_by_layer(self, request, blocks, num_tokens):
+        """vLLM's own takes blocks that have no hash yet for those to load, and gives the blocks of
+        a load that is part of its step their hashes before."""
+        scheduler = self.scheduler
+        status = scheduler._req_status[request.request_id]
+        (config,), (group,) = scheduler.config.kv_group_configs, status.group_states
+        block = config.tokens_per_chunk
+        first = status.num_locally_computed_tokens // block
+        last = first + num_tokens // block
+        ids = [page.block_id for page in blocks.blocks[config.group_idx]]
+        scheduler._current_batch_allocated_block_ids.update(ids)
+        keys = group.offload_keys[first:last]
+        group.next_stored_chunk_idx = last
+        status.load_key_ranges[:] = [
+            (i * block, (i + 1) * block, key) for i, key in enumerate(keys, first)
+        ]
+        slots = scheduler.manager.prepare_load(keys, status.req_context)
+        slots.is_by_layer = True
+        pages = GPULoadStoreSpec(ids[first:last], group_sizes=[len(keys)], block_indices=[first])
+        job_id = scheduler._generate_job_id()
+        scheduler._current_batch_load_jobs[job_id] = TransferJob(request.request_id, slots, pages)
+        scheduler._jobs[job_id] = TransferJobStatus(
+            request.request_id, scheduler.config.num_workers, set(keys), is_store=False
+        )
+        status.transfer_jobs.add(job_id)
+        if scheduler._chunks_being_loaded is not None:
+            scheduler._chunks_being_loaded.update(keys)
+        self._layer_jobs.add(job_id)
+
+    def build_connector_meta(self, scheduler_output):
+        """vLLM expects that no request has a load under way when it is preempted."""
+        self._layer_jobs &= self.scheduler._jobs.keys()
+        hidden = []
+        for request_id in scheduler_output.preempted_req_ids or ():
+            if (status := self.scheduler._req_status.get(request_id)) is not None:
+                hidden.append((status.transfer_jobs, status.transfer_jobs & self._layer_jobs))
+                status.transfer_jobs -= self._layer_jobs
+        meta = super().build_connector_meta(scheduler_output)
+        for jobs, those in hidden:
+            jobs |= those
+        return meta
+
+    def _store_jobs(self, scheduler_output):
+        """Blocks that are computed beside a load by layers are stored when it has come whole, a
+        step later: any request may read the load's blocks."""
+        if not self._layer_jobs:
+            return self._build_store_jobs(scheduler_output)
+        finished = {
+            request_id
+            for request_id in scheduler_output.finished_req_ids or ()
+            if (status := self.scheduler._req_status.get(request_id)) is not None
+            and status.req.status is not RequestStatus.FINISHED_ABORTED
+            and not status.transfer_jobs & self._layer_jobs
+        }
+        computed = replace(scheduler_output, num_scheduled_tokens={}, finished_req_ids=finished)
+        return self._build_store_jobs(computed)
+
+    def request_finished(self, request, block_ids):
+        self._is_by_layer.pop(request.request_id, None)
+        return super().request_finished(request, block_ids)
+
+    def request_finished_all_groups(self, request, block_ids):
+        self._is_by_layer.pop(request.request_id, None)
+        return super().request_finished_all_groups(request, block_ids)
+
+    # ---- the worker's side
+
+    def register_kv_caches(self, kv_caches):
+        super().register_kv_caches(kv_caches)
+        num_layers = self.connector_worker.worker.num_layers
+        if self._loads_by_layer and num_layers != len(self._layer_of):
+            raise UnsupportedError(
+                f"load_by_layer is true and vLLM keeps {len(self._layer_of)} layers in {num_layers} "
+                f"pages a block; expected a page for each layer"
+            )
+
+    def start_load_kv(self, forward_context, **kwargs):
+        super().start_load_kv(forward_context, **kwargs)
+        worker = self.connector_worker.worker
+        worker.begin_layers()
+        if worker.by_layer and calls_no_layer(forward_context):
+            for layer in range(worker.num_layers):
+                worker.wait_for_layer(layer)
+
+    def wait_for_layer_load(self, layer_name):
+        if layer_name in self._layer_of:
+            self.connector_worker.worker.wait_for_layer(self._layer_of[layer_name])
+
+    def get_finished(self, finished_req_ids):
+        """vLLM runs requests of loads by layers already, so their ends are nobody's news."""
+        loads = self.connector_worker._load_jobs
+        running = {loads[job_id] for job_id in self.connector_worker.worker.by_layer}
+        sending, receiving = super().get_finished(finished_req_ids)
+        return sending, receiving - running
 
     def get_block_ids_with_load_errors(self):
         worker = self.connector_worker.worker

@@ -57,8 +57,11 @@ class Slots(BlockIDsLoadStoreSpec):
     """Slots of the tiers, one for each block, in the order of the blocks; they are numbered through
     from the first tier on. moves: (from slot, to slot) of blocks that make room or go up, in order.
     fetches: (slot, key, store's place) of blocks that come from a store; NO_SLOT for those that
-    find no room. keys: of blocks that go to the stores, too, as many as slots.
+    find no room. keys: of blocks that go to the stores, too, as many as slots. is_by_layer: a load
+    that its step waits for layer by layer.
     """
+
+    is_by_layer = False
 
     def __init__(self, block_ids, moves=(), fetches=(), keys=()):
         super().__init__(block_ids)
@@ -364,6 +367,15 @@ class KvxOffloadingManager(OffloadingManager):
             if slots[key] != NO_SLOT:
                 self._find(key)[1].readers += 1
         return Slots([slots[key] for key in keys], moves, fetches)
+
+    def are_in_memory(self, keys):
+        """Whether the first tier has these blocks, in memory, and they wait for nothing."""
+        first = self._tiers[0]
+        entries = [first.entries.get(key) for key in keys]
+        return first.medium == Medium.CPU and all(
+            entry is not None and entry.is_ready and not entry.is_doubtful and entry.below is None
+            for entry in entries
+        )
 
     def _fetch(self, key, retention, fetches):
         """The slot into which a store's block goes."""
