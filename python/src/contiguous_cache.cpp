@@ -204,8 +204,8 @@ class Contiguous {
   ops::SideView side_of(int layer, bool is_value) {
     return locked([&] {
       check_layer(layer);
-      const ops::HeadRun& run = cache_.view(layer).runs.front();
-      return is_value ? run.v : run.k;
+      const ops::LayerView view = cache_.view(layer);
+      return is_value ? view.runs.front().v : view.runs.front().k;
     });
   }
 

@@ -91,6 +91,29 @@ TEST(HostTier, GivesBackWhatThePoolHadNoRoomFor) {
   }
 }
 
+// More blocks than the pool's index of prefixes has nodes to spare: those of the prompt that is
+// there have to go first.
+TEST(HostTier, GivesALongPromptBackWholeWhereAnotherFillsThePool) {
+  constexpr int kLong = 100 * kBlockSize;
+  for (const auto order : {tier::LoadOrder::kWholeBlocks, tier::LoadOrder::kLayerByLayer}) {
+    KvCacheConfig config = config_of("int8", kBlockSize);
+    config.max_sequences = 1;
+    config.max_tokens_per_sequence = kLong;
+    config.prefix.is_on = true;
+    config.tiers = {tier_of(64 << 20)};
+    const auto cache = created(config);
+    for (const int seed : {1, 2}) write_and_leave(*cache, seed, kLong);
+    for (const int seed : {1, 2, 1}) {
+      const auto tokens = token_ids(kLong, 1000 * seed);
+      const Result<int> sequence = cache->create_sequence_from({}, tokens, "", order);
+      ASSERT_TRUE(sequence.ok()) << sequence.error().message;
+      EXPECT_EQ(cache->num_tokens(sequence.value()), kLong - kBlockSize) << "stream " << seed;
+      EXPECT_TRUE(cache->free_sequence(sequence.value()).ok());
+    }
+    EXPECT_EQ(cache->snapshot().prefix.num_refused, 0);
+  }
+}
+
 // The first tier has room for two sequences, the one below for all.
 TEST(HostTier, WhatItHasNoRoomForMovesToTheTierBelow) {
   for (const char* recipe : kRecipes) {

@@ -99,8 +99,7 @@ class RedisServer {
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    freopen("/dev/null", "w", stdout);
-    freopen("/dev/null", "w", stderr);
+    if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(126);
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // of a test that dies
     execvp("redis-server", arguments.data());
     _exit(127);

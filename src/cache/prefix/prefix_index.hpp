@@ -140,6 +140,7 @@ class PrefixIndex {
     return node_of_block_[class_of(group, kind)][id];
   }
   int32_t max_nodes() const { return static_cast<int32_t>(nodes_.size()); }
+  bool is_full() const { return first_unused_ == kNoNode; }
   // Another number for every node that was made: who keeps it sees whether the node is still the
   // same (of the last 2^32).
   uint32_t birth(int32_t node) const { return nodes_[node].birth; }

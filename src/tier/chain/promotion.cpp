@@ -54,18 +54,17 @@ class Planner {
     count_match();
     int32_t node = first_scope_;
     for (int64_t block = 0; block < num_blocks_; ++block) {
+      // Nodes of other prompts go with their blocks, which loads take. Past the pool's own nodes
+      // all that is there is held.
+      const bool is_new = walks_[0].nodes[block] == kNoNode;
+      if (is_new && first_.index->is_full()) start_missing();
       node = insert(node, block);
       if (node == kNoNode) break;  // no room in the first tier's index, which counts it
       first_.index->pin(node);
       promotion_.pinned.push_back(node);
       want_block(block, node);
     }
-    // What is there is held by now, so that making room does not evict it.
-    for (const Missing& one : missing_) {
-      if (start_load(one)) continue;
-      promotion_.ran_short = true;
-      break;
-    }
+    start_missing();  // what is there is held by now, so that making room does not evict it
     start_layers();
     return std::move(promotion_);
   }
@@ -224,6 +223,14 @@ class Planner {
   void start_or_miss(const Missing& one) {
     const bool can_start = missing_.empty() && first_.pool->num_free(one.load.block_class) > 0;
     if (!can_start || !start_load(one)) missing_.push_back(one);
+  }
+
+  void start_missing() {
+    for (const Missing& one : missing_) {
+      promotion_.ran_short = promotion_.ran_short || !start_load(one);
+      if (promotion_.ran_short) break;
+    }
+    missing_.clear();
   }
 
   // False when the pool has no room.
