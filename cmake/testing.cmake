@@ -1,7 +1,8 @@
 # kvx_add_test: one GoogleTest binary, one line in ctest. It links kvx_core, GoogleMock, RapidCheck
 # and nlohmann-json.
 #
-#   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU] [SLOW])
+#   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU] [SLOW]
+#                [MAY_SKIP])
 #
 # SLOW: two lines in ctest, each with every other case, so that two processors share them; and they
 # start first.
@@ -9,8 +10,8 @@
 # Building the target tests_<label> builds what ctest -L <label> runs.
 #
 # One process a binary, not one a test case, keeps ctest fast; the cases are counted from the XML
-# reports (tools/dev/count_tests.py). A skipped case fails its binary, unless the test says GPU:
-# those are counted and shown.
+# reports (tools/dev/count_tests.py). A skipped case fails its binary, unless the test says GPU or
+# MAY_SKIP, for cases that ask for instructions of some processors: those are counted and shown.
 if(NOT BUILD_TESTING)
   return()
 endif()
@@ -53,7 +54,7 @@ function(kvx_add_test_support name)
 endfunction()
 
 function(kvx_add_test name)
-  cmake_parse_arguments(arg "GPU;SLOW" "" "LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "GPU;SLOW;MAY_SKIP" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
@@ -65,6 +66,10 @@ function(kvx_add_test name)
     kvx_compile_quickly(${name})
     kvx_precompile_test_headers(${name} quick)
   endif()
+  set(may_skip FALSE)
+  if(arg_GPU OR arg_MAY_SKIP)
+    set(may_skip TRUE)
+  endif()
   if(arg_GPU)
     list(APPEND arg_LABELS gpu)
   endif()
@@ -75,10 +80,10 @@ function(kvx_add_test name)
     add_dependencies(tests_${label} ${name})
   endforeach()
   if(arg_SLOW)
-    kvx_add_test_run(${name} ${name}.even "${arg_LABELS}" ${arg_GPU} 0 2)
-    kvx_add_test_run(${name} ${name}.odd "${arg_LABELS}" ${arg_GPU} 1 2)
+    kvx_add_test_run(${name} ${name}.even "${arg_LABELS}" ${may_skip} 0 2)
+    kvx_add_test_run(${name} ${name}.odd "${arg_LABELS}" ${may_skip} 1 2)
     set_tests_properties(${name}.even ${name}.odd PROPERTIES COST 100)
   else()
-    kvx_add_test_run(${name} ${name} "${arg_LABELS}" ${arg_GPU} 0 1)
+    kvx_add_test_run(${name} ${name} "${arg_LABELS}" ${may_skip} 0 1)
   endif()
 endfunction()

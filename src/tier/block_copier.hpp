@@ -50,6 +50,11 @@ class BlockCopier {
   virtual void scrub() {}
 };
 
+// Copies between two places of the host: from the first one to the second one when blocks are
+// stored, and back. A place is the memory of files, which outlives the copier, or where it is null,
+// memory.
+std::unique_ptr<BlockCopier> make_host_copier(FileMemory* first, FileMemory* second);
+
 // How a host tier is joined to its first tier.
 struct TierLink {
   cache::Memory* memory = nullptr;  // of the host tier's blocks; outlives it

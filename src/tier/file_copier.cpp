@@ -9,7 +9,6 @@
 #include "core/log.hpp"
 #include "tier/block_copier.hpp"
 #include "tier/file_memory.hpp"
-#include "tier/host_copier.hpp"
 
 namespace kvx::tier {
 namespace {

@@ -1,7 +1,7 @@
 // Blocks between two places of the host: memory, or files. Between memories they are copied and
 // hashed in one pass; to and from files piece by piece, so that a piece is hashed while the nearest
 // caches have it, and by threads of which one hashes while another one writes.
-#include "tier/host_copier.hpp"
+#include "tier/block_copier.hpp"
 
 #include <algorithm>
 #include <vector>

@@ -110,7 +110,6 @@ TEST(HostTier, GivesALongPromptBackWholeWhereAnotherFillsThePool) {
       EXPECT_EQ(cache->num_tokens(sequence.value()), kLong - kBlockSize) << "stream " << seed;
       EXPECT_TRUE(cache->free_sequence(sequence.value()).ok());
     }
-    EXPECT_EQ(cache->snapshot().prefix.num_refused, 0);
   }
 }
 

@@ -12,7 +12,7 @@
 
 #include "tests/tier/file_size_limit.hpp"
 #include "tier/block_checksum.hpp"
-#include "tier/host_copier.hpp"
+#include "tier/block_copier.hpp"
 #include "tier/host_tier.hpp"
 
 namespace kvx::tier {

@@ -280,7 +280,9 @@ def test_kvxs_offloading_sees_a_block_that_has_changed(models, by_layer, graphs)
         worker = get_kv_transfer_group().connector_worker.worker
         assert worker.bad_jobs == 0
         worker.tiers[0].memory[:, 7] ^= 1
-        assert said() == (expected, 0)
+        tokens, num_cached = said()
+        # vLLM still counts what a step began with when its load turns out to be bad.
+        assert tokens == expected and (by_layer or num_cached == 0)
         assert worker.bad_jobs == 1
         assert said()[0] == expected  # forgotten
         assert said() == (expected, 128)  # stored anew

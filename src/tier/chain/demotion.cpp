@@ -5,7 +5,7 @@
 #include <span>
 
 #include "tier/block_checksum.hpp"
-#include "tier/host_copier.hpp"
+#include "tier/block_copier.hpp"
 
 namespace kvx::tier {
 namespace {
