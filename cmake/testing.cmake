@@ -5,7 +5,7 @@
 #                [MAY_SKIP])
 #
 # SLOW: two lines in ctest, each with every other case, so that two processors share them; and they
-# start first.
+# start first. Under an emulator every binary has eight lines and an hour for each.
 #
 # Building the target tests_<label> builds what ctest -L <label> runs.
 #
@@ -60,7 +60,8 @@ function(kvx_add_test name)
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
                         rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  if(arg_SLOW AND KVX_SANITIZE)  # at -O0 their models and references run four times as long
+  # At -O0 their models and references run four times as long; an emulator takes its own times.
+  if(arg_SLOW AND (KVX_SANITIZE OR CMAKE_CROSSCOMPILING))
     kvx_precompile_test_headers(${name} optimized)
   else()
     kvx_compile_quickly(${name})
@@ -79,11 +80,24 @@ function(kvx_add_test name)
     endif()
     add_dependencies(tests_${label} ${name})
   endforeach()
-  if(arg_SLOW)
-    kvx_add_test_run(${name} ${name}.even "${arg_LABELS}" ${may_skip} 0 2)
-    kvx_add_test_run(${name} ${name}.odd "${arg_LABELS}" ${may_skip} 1 2)
-    set_tests_properties(${name}.even ${name}.odd PROPERTIES COST 100)
-  else()
-    kvx_add_test_run(${name} ${name} "${arg_LABELS}" ${may_skip} 0 1)
+  set(num_shards 1)
+  if(CMAKE_CROSSCOMPILING)
+    set(num_shards 8)
+  elseif(arg_SLOW)
+    set(num_shards 2)
   endif()
+  foreach(shard RANGE 1 ${num_shards})
+    set(run ${name})
+    if(num_shards GREATER 1)
+      string(APPEND run .${shard})
+    endif()
+    math(EXPR index "${shard} - 1")
+    kvx_add_test_run(${name} ${run} "${arg_LABELS}" ${may_skip} ${index} ${num_shards})
+    if(arg_SLOW)
+      set_tests_properties(${run} PROPERTIES COST 100)
+    endif()
+    if(CMAKE_CROSSCOMPILING)
+      set_tests_properties(${run} PROPERTIES TIMEOUT 3600)
+    endif()
+  endforeach()
 endfunction()

@@ -1,6 +1,6 @@
-# 64-bit Arm Linux, compiled on another machine by Debian's cross compiler (preset arm). Libraries
-# come from build/arm64-root, which ./dev test --arm fills (tools/packages.arm64); programs run
-# under qemu-user.
+# 64-bit Arm Linux, compiled on another machine by Debian's cross compiler (preset arm and ./dev
+# wheel --arm). Libraries come from build/arm64-root, which both fill (tools/packages.arm64);
+# programs run under qemu-user.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
@@ -22,7 +22,10 @@ set(CMAKE_C_FLAGS_INIT ${includes})
 set(CMAKE_CXX_FLAGS_INIT ${includes})
 set(links "")
 foreach(folder ${root}/usr/lib/aarch64-linux-gnu ${root}/lib/aarch64-linux-gnu)
-  string(APPEND links " -Wl,-rpath-link,${folder} -Wl,-rpath,${folder}")
+  string(APPEND links " -Wl,-rpath-link,${folder}")
+  if(NOT SKBUILD)  # a wheel's libraries lie where auditwheel puts them
+    string(APPEND links " -Wl,-rpath,${folder}")
+  endif()
 endforeach()
 foreach(kind EXE SHARED MODULE)
   set(CMAKE_${kind}_LINKER_FLAGS_INIT "${links}")

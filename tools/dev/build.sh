@@ -35,10 +35,8 @@ cmd_build() {
   summary
 }
 
-# Configures once, then lets ninja find out what is left to do. Further arguments go to ninja.
-build_preset() {
-  local preset=$1
-  shift
+# What CMake is told of the compilers, where ccache is at hand.
+use_ccache() {
   if command -v ccache >/dev/null; then
     # what ccache asks for where headers are precompiled
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
@@ -46,6 +44,13 @@ build_preset() {
     export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
     export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER:-ccache}
   fi
+}
+
+# Configures once, then lets ninja find out what is left to do. Further arguments go to ninja.
+build_preset() {
+  local preset=$1
+  shift
+  use_ccache
   mkdir -p "build/$preset"
   if [[ ! -f build/$preset/build.ninja ]]; then
     step "Configuring build/$preset"

@@ -1,5 +1,6 @@
 # ./dev wheel: the Python package as wheels that other Linux machines can install.
 
+WHEEL_OUT=build/wheel
 WHEEL_REQUIREMENTS=tools/dev/requirements-wheel.txt
 WHEEL_TARGETS='80;80-virtual;89;90a;100f;120f'  # those of the preset release-all
 WHEEL_LIMIT=$((100 * 1000 * 1000))              # bytes of a file that PyPI takes
@@ -8,11 +9,13 @@ help_wheel() {
   cat <<'END'
 Builds the wheels and the sdist, and tests the wheels in fresh environments.
 
-usage: ./dev wheel [--targets LIST | --no-cuda] [--no-tests]
+usage: ./dev wheel [--targets LIST | --no-cuda | --arm] [--no-tests]
 
   --targets LIST  compute capabilities of the kernels, as KVX_CUDA_TARGETS in cmake/cuda.cmake;
                   every supported GPU without (needs nvcc 12.9 or later)
   --no-cuda       without kernels; needs no nvcc
+  --arm           for 64-bit Arm Linux and CPython 3.11, by Debian's cross compiler; its tests
+                  run under qemu-user (docs/arm.md), and all of it lies in build/wheel-arm
   --no-tests      only builds and looks at what the wheels hold
 
 Each Python of 3.10 to 3.14 that the PATH has (python3.10, ...; PYTHONS may name more) tests a
@@ -24,31 +27,41 @@ END
 }
 
 cmd_wheel() {
-  local targets=$WHEEL_TARGETS cuda=ON tests=yes
+  local targets=$WHEEL_TARGETS cuda=ON tests=yes arm='' what=''
   while (($# > 0)); do
     case $1 in
       --targets)
         (($# > 1)) || bad_usage wheel "$1 needs a value"
         targets=$2
+        what+=$1
         shift
         ;;
-      --no-cuda) cuda=OFF ;;
+      --no-cuda)
+        cuda=OFF
+        what+=$1
+        ;;
+      --arm)
+        arm=yes
+        what+=$1
+        ;;
       --no-tests) tests= ;;
       *) bad_usage wheel "unknown option '$1'" ;;
     esac
     shift
   done
+  [[ -z $arm || $what == --arm ]] || bad_usage wheel "--arm takes no option but --no-tests"
   ensure_packages
+  if [[ -n $arm ]]; then
+    wheel_arm "$tests"
+    return
+  fi
   ensure_model
   ensure_text
-  local pythons=() python out=build/wheel
+  local pythons=() python out=$WHEEL_OUT
   mapfile -t pythons < <(wheel_pythons)
   rm -rf "$out"
   mkdir -p "$out"
-  if command -v ccache >/dev/null; then
-    export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER:-ccache}
-    export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER:-ccache}
-  fi
+  use_ccache
   local has_abi3='' has_sdist=''
   for python in "${pythons[@]}"; do
     if (($(minor_version "$python") >= 12)); then
@@ -93,18 +106,21 @@ build_distribution() {
   local python
   python=$(python_env "$WHEEL_REQUIREMENTS" "$1")/bin/python
   shift
-  "$python" -m build "$@" --no-isolation --outdir build/wheel/plain . >>build/wheel/build.log 2>&1 || {
-    tail -n 60 build/wheel/build.log >&2
-    fail "build $1 failed; see build/wheel/build.log"
+  "$python" -m build "$@" --no-isolation --outdir "$WHEEL_OUT/plain" . \
+    >>"$WHEEL_OUT/build.log" 2>&1 || {
+    tail -n 60 "$WHEEL_OUT/build.log" >&2
+    fail "build $1 failed; see $WHEEL_OUT/build.log"
   }
 }
 
+# repair_wheel PYTHON [AUDITWHEEL OPTIONS]
 repair_wheel() {
-  local python out=build/wheel wheel bytes
+  local python out=$WHEEL_OUT wheel bytes
   python=$(python_env "$WHEEL_REQUIREMENTS" "$1")/bin/python
+  shift
   step "Giving the wheel its libraries"
   mkdir -p "$out/repaired"
-  PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir "$out/repaired" \
+  PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir "$out/repaired" "$@" \
     "$out"/plain/*.whl >>"$out/build.log" 2>&1 || {
     tail -n 60 "$out/build.log" >&2
     fail "auditwheel could not repair the wheel; see $out/build.log"
@@ -116,6 +132,18 @@ repair_wheel() {
   bytes=$(stat -c %s "$wheel")
   ((bytes < WHEEL_LIMIT)) || fail "$wheel has $bytes bytes; PyPI takes $WHEEL_LIMIT"
   did "$wheel, $((bytes / 1000 / 1000)) MB"
+}
+
+# A C program that prints the library's version.
+write_client() {
+  cat >"$1" <<'END'
+#include <kvx/kvx_abi.h>
+#include <stdio.h>
+int main(void) {
+  kvx_version_t v = {sizeof v, 0, 0, 0};
+  return kvx_get_version(&v) || printf("%u.%u.%u\n", v.abi_major, v.abi_minor, v.abi_patch) < 0;
+}
+END
 }
 
 # The wheel that pip chooses for an interpreter: its tests, and a C program against its library.
@@ -132,14 +160,7 @@ test_wheel() {
     fail "the wheel cannot be installed"
   "$venv/bin/kvx" info >"$venv/info.txt" || fail "the wheel's tool does not run"
   did "$("$venv/bin/python" -V): $(grep -i -m1 cuda "$venv/info.txt")"
-  cat >"$venv/client.c" <<'END'
-#include <kvx/kvx_abi.h>
-#include <stdio.h>
-int main(void) {
-  kvx_version_t v = {sizeof v, 0, 0, 0};
-  return kvx_get_version(&v) || printf("%u.%u.%u\n", v.abi_major, v.abi_minor, v.abi_patch) < 0;
-}
-END
+  write_client "$venv/client.c"
   # shellcheck disable=SC2046 # the flags are words
   cc "$venv/client.c" $("$venv/bin/kvx-config" --cflags --libs) -o "$venv/client" &&
     [[ $("$venv/client") == "$("$venv/bin/kvx-config" --version)" ]] ||
