@@ -57,7 +57,7 @@ class Planner {
       // Nodes of other prompts go with their blocks, which loads take. Past the pool's own nodes
       // all that is there is held.
       const bool is_new = walks_[0].nodes[block] == kNoNode;
-      if (is_new && first_.index->is_full()) start_missing();
+      if (is_new && first_.index->is_full() && !start_missing()) break;
       node = insert(node, block);
       if (node == kNoNode) break;  // no room in the first tier's index, which counts it
       first_.index->pin(node);
@@ -225,12 +225,15 @@ class Planner {
     if (!can_start || !start_load(one)) missing_.push_back(one);
   }
 
-  void start_missing() {
+  // False when the pool has no room for all of them.
+  bool start_missing() {
     for (const Missing& one : missing_) {
-      promotion_.ran_short = promotion_.ran_short || !start_load(one);
-      if (promotion_.ran_short) break;
+      if (start_load(one)) continue;
+      promotion_.ran_short = true;
+      break;
     }
     missing_.clear();
+    return !promotion_.ran_short;
   }
 
   // False when the pool has no room.
