@@ -13,14 +13,13 @@ to the same threads without files, and how many blocks were written.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from one_engine import has_answered, measure_apart
 
 
 def measure(model, path, requests, prompt, tokens):
@@ -78,19 +77,11 @@ def run_engine(options, is_bound, has_files):
         path = str(Path(folder) / "blocks") if has_files else ""
         arguments = [options.model, path, options.requests, options.prompt, options.tokens]
         environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "auto" if is_bound else "nobind"}
-        done = subprocess.run(
-            [sys.executable, __file__, "--engine", json.dumps(arguments)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
+        return measure_apart(__file__, arguments, environment)
 
 
 def main():
-    if sys.argv[1:2] == ["--engine"]:
-        print(json.dumps(measure(*json.loads(sys.argv[2]))))
+    if has_answered(measure):
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")

@@ -12,13 +12,14 @@ threads.
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from one_engine import new_engine
 
 
 def fetch():
@@ -33,33 +34,19 @@ def fetch():
 
 
 def measure(model, recipe, num_tokens, rounds, load_format):
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from vllm import LLM, SamplingParams
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{one.getsockname()[1]}"
-    llm = LLM(
-        model,
-        attention_backend="CUSTOM",
-        additional_config={"kvx": {"recipe": recipe}},
-        dtype="bfloat16",
-        load_format=load_format,
-        enforce_eager=True,
-        block_size=64,
-        max_model_len=num_tokens + 64,
-        max_num_batched_tokens=num_tokens + 64,
-        kv_cache_memory_bytes=1 << 28,
-        skip_tokenizer_init=True,
-        kv_transfer_config={
-            "kv_connector": "KvxTransferConnector",
-            "kv_connector_module_path": "kvx.vllm.transfer",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"endpoint": endpoint},
-        },
-    )
+    transfer = {
+        "kv_connector": "KvxTransferConnector",
+        "kv_connector_module_path": "kvx.vllm.transfer",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"endpoint": endpoint},
+    }
+    llm = new_engine(model, recipe, num_tokens, load_format, 1 << 28, transfer)
+    from vllm import SamplingParams
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
     worker = get_kv_transfer_group()
     begin_step = worker._writer.begin_step
     names = []

@@ -12,46 +12,30 @@ one token.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
+
+from one_engine import has_answered, measure_apart, new_engine
 
 
 def measure(model, recipe, by_layer, num_tokens, num_new, rounds, load_format):
     """Seconds of each round: from host memory, and from vLLM's pages."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from vllm import LLM, SamplingParams
-
     length = num_tokens + num_new
-    llm = LLM(
-        model,
-        attention_backend="CUSTOM",
-        additional_config={"kvx": {"recipe": recipe}},
-        dtype="bfloat16",
-        load_format=load_format,
-        enforce_eager=True,
-        block_size=64,
-        max_model_len=length + 64,
-        max_num_batched_tokens=length + 64,
-        kv_cache_memory_bytes=1 << 29,
-        skip_tokenizer_init=True,
-        kv_transfer_config={
-            "kv_connector": "KvxOffloadingConnector",
-            "kv_connector_module_path": "kvx.vllm.offloading",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "spec_name": "KvxOffloadingSpec",
-                "spec_module_path": "kvx.vllm.offloading",
-                "cpu_bytes_to_use": 1 << 30,
-                "load_by_layer": by_layer,
-            },
+    transfer = {
+        "kv_connector": "KvxOffloadingConnector",
+        "kv_connector_module_path": "kvx.vllm.offloading",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "KvxOffloadingSpec",
+            "spec_module_path": "kvx.vllm.offloading",
+            "cpu_bytes_to_use": 1 << 30,
+            "load_by_layer": by_layer,
         },
-    )
+    }
+    llm = new_engine(model, recipe, length, load_format, 1 << 29, transfer)
+    from vllm import SamplingParams
+
     sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=1)
     ids = [3 + (j * j * 31 + j) % 40000 for j in range(length)]
 
@@ -77,8 +61,7 @@ def measure(model, recipe, by_layer, num_tokens, num_new, rounds, load_format):
 
 
 def main():
-    if sys.argv[1:2] == ["--engine"]:
-        print(json.dumps(measure(*json.loads(sys.argv[2]))))
+    if has_answered(measure):
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -92,13 +75,7 @@ def main():
         for by_layer in (False, True):
             arguments = [options.model, recipe, by_layer, options.tokens, options.new]
             arguments += [options.rounds, options.load_format]
-            done = subprocess.run(
-                [sys.executable, __file__, "--engine", json.dumps(arguments)],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            for place, seconds in json.loads(done.stdout.splitlines()[-1]).items():
+            for place, seconds in measure_apart(__file__, arguments).items():
                 print(
                     f"{recipe:<8} {'by layer' if by_layer else 'whole':<9} {place:<12} median "
                     f"{1e3 * statistics.median(seconds):8.2f} ms, least {1e3 * min(seconds):8.2f} ms",
