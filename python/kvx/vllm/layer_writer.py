@@ -93,7 +93,7 @@ class LayerWriter:
                 self._staged -= num_bytes  # else later layers would wait for these for good
                 self._changed.notify_all()
             self._step = None
-            self._waiting.put(partial(self._give_up, step, error))
+            self._waiting.put(partial(self._fail_step, step, error))
             raise
         self._waiting.put(partial(self._write_layer, step, layer, pages, copied))
 
@@ -138,7 +138,7 @@ class LayerWriter:
         if step.num_written == len(self._layers):
             self._end(step)
 
-    def _give_up(self, step, error):
+    def _fail_step(self, step, error):
         """One of the step's layers does not come, so its files will not be whole."""
         self._abandon_all(step, error)
         self._end(step)
