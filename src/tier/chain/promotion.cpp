@@ -54,12 +54,10 @@ class Planner {
     count_match();
     int32_t node = first_scope_;
     for (int64_t block = 0; block < num_blocks_; ++block) {
-      // Nodes of other prompts go with their blocks, which loads take. Past the pool's own nodes
-      // all that is there is held.
+      // Past the pool's own nodes all that is there is held.
       const bool is_new = walks_[0].nodes[block] == kNoNode;
-      if (is_new && first_.index->is_full() && !start_missing()) break;
+      if (is_new && first_.index->is_full() && !make_room_for_node()) break;
       node = insert(node, block);
-      if (node == kNoNode) break;  // no room in the first tier's index, which counts it
       first_.index->pin(node);
       promotion_.pinned.push_back(node);
       want_block(block, node);
@@ -233,6 +231,21 @@ class Planner {
       break;
     }
     missing_.clear();
+    return !promotion_.ran_short;
+  }
+
+  // Nodes of other prompts go with their blocks: those that loads take, then as many more as hold a
+  // node. False when none goes.
+  bool make_room_for_node() {
+    if (!start_missing()) return false;
+    bool has_evicted = true;
+    while (first_.index->is_full() && has_evicted) {
+      has_evicted = false;
+      for (int c = 0; c < first_.pool->num_classes(); ++c) {
+        has_evicted = first_.pool->evict(c, 1) > 0 || has_evicted;
+      }
+    }
+    promotion_.ran_short = first_.index->is_full();
     return !promotion_.ran_short;
   }
 

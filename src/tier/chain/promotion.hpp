@@ -64,7 +64,7 @@ struct Promotion {
   // Of a block that did not come whole; empty: none. collect() writes it.
   std::shared_ptr<std::string> problem = std::make_shared<std::string>();
   int64_t num_loads = 0;
-  bool ran_short = false;                     // the pool had no room for more
+  bool ran_short = false;                     // no room for more in the pool or its index
   std::vector<std::pair<int, int32_t>> held;  // class and id in the pool
   std::vector<int32_t> pinned;                // nodes of the first tier's index
 };
