@@ -9,6 +9,11 @@ set(KVX_CPU_FLAGS_scalar "")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND KVX_CPU_LEVELS avx2 avxvnni avx512 avx512amx)
+  # What Linux calls the last feature of each.
+  set(KVX_CPU_FEATURE_avx2 avx2)
+  set(KVX_CPU_FEATURE_avxvnni avx_vnni)
+  set(KVX_CPU_FEATURE_avx512 avx512_vnni)
+  set(KVX_CPU_FEATURE_avx512amx amx_bf16)
   set(KVX_CPU_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(KVX_CPU_FLAGS_avxvnni -mavx2 -mfma -mf16c -mavxvnni)  # of attend alone
   set(KVX_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
@@ -20,8 +25,20 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|ARM64|arm64)$")
   set(KVX_CPU_FLAGS_dotprod -march=armv8.2-a+dotprod)  # of attend alone
 endif()
 
-# Gives each level's source in `sources_var` its flags, and drops the files of levels that this
-# processor family lacks.
+# Code with a sanitizer is not given away, and its levels take minutes to compile: without those that
+# this machine lacks. ThreadSanitizer learns nothing of a level above AVX2.
+if(KVX_SANITIZE AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  file(STRINGS /proc/cpuinfo features REGEX "^flags" LIMIT_COUNT 1)
+  foreach(level IN ITEMS avx2 avxvnni avx512 avx512amx)
+    if(NOT "${features} " MATCHES " ${KVX_CPU_FEATURE_${level}} " OR
+       (KVX_SANITIZE MATCHES "thread" AND NOT level STREQUAL "avx2"))
+      list(REMOVE_ITEM KVX_CPU_LEVELS ${level})
+    endif()
+  endforeach()
+endif()
+
+# Gives each level's source in `sources_var` its flags, drops the files of levels that are not
+# compiled, and tells those that choose among levels which ones are.
 # -fno-trapping-math and -fno-math-errno change no value: they let the compiler compute both sides of
 # a choice, without which loops over small floats do not vectorise. A sanitizer's checks take most of
 # such a file's compile time, and at -O3 twice as much (65 s instead of 150 for attend's AVX-512).
@@ -30,6 +47,14 @@ endif()
 # Must be called in the directory that makes the target (source properties belong to a directory).
 function(kvx_set_cpu_level_flags sources_var)
   set(kept "")
+  set(names ${KVX_CPU_LEVELS})
+  list(TRANSFORM names REPLACE "amx$" ":amx")  # as device::name_of() spells them
+  list(JOIN names " " names)
+  set(definitions "KVX_CPU_LEVELS=\"${names}\"")
+  foreach(level IN LISTS KVX_CPU_LEVELS)
+    string(TOUPPER ${level} level)
+    list(APPEND definitions KVX_HAS_LEVEL_${level})
+  endforeach()
   foreach(source IN LISTS ${sources_var})
     if(source MATCHES "/isa/([a-z0-9]+)/[a-z0-9_]+\\.cpp$")
       set(level ${CMAKE_MATCH_1})
@@ -52,6 +77,9 @@ function(kvx_set_cpu_level_flags sources_var)
       # Headers are precompiled for one instruction set.
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}"
                                                        SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+    if(source MATCHES "/cpu/dispatch\\.cpp$|/device/cpu_level\\.cpp$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_DEFINITIONS "${definitions}")
     endif()
     list(APPEND kept ${source})
   endforeach()

@@ -60,6 +60,7 @@ function(kvx_add_test name)
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
                         rapidcheck nlohmann_json::nlohmann_json)
   target_compile_definitions(${name} PRIVATE KVX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  kvx_unite(${name})
   # At -O0 their models and references run four times as long; an emulator takes its own times.
   if(arg_SLOW AND (KVX_SANITIZE OR CMAKE_CROSSCOMPILING))
     kvx_precompile_test_headers(${name} optimized)

@@ -86,6 +86,16 @@ PageMemory page_memory(nb::handle object, const char* name, int64_t page_bytes,
 // naming `name`: another kind of device.
 int cuda_device_of(nb::handle object, const char* name);
 
+// The numbers of an array that was checked to have this type.
+template <class T>
+const T* numbers(const nb::ndarray<nb::ro>& array) {
+  return static_cast<const T*>(array.data());
+}
+template <class T>
+T* numbers(const nb::ndarray<>& array) {
+  return static_cast<T*>(array.data());
+}
+
 // Throws CoreError when an output's memory and an input's meet. An input may be none.
 void check_apart(const nb::ndarray<>& out, const nb::ndarray<nb::ro>& in, const char* in_name);
 

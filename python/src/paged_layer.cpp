@@ -50,11 +50,6 @@ void check_rows(const char* name, int64_t rows, int64_t needed) {
   throw CoreError(invalid_argument("{} has {} tokens; the step has {}", name, rows, needed));
 }
 
-template <class T>
-const T* numbers(const nb::ndarray<nb::ro>& array) {
-  return static_cast<const T*>(array.data());
-}
-
 }  // namespace
 
 StepBatch::StepBatch(nb::handle table, nb::handle lengths, nb::handle starts,

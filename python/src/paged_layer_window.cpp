@@ -11,7 +11,7 @@ namespace kvx::python {
 namespace {
 
 template <class T>
-std::span<const T> numbers(const nb::ndarray<nb::ro>& array) {
+std::span<const T> span_of(const nb::ndarray<nb::ro>& array) {
   return {static_cast<const T*>(array.data()), array.size()};
 }
 
@@ -84,7 +84,7 @@ void PagedLayer::keep_list(const CudaLane& lane, KeptArrays& kept, const ArrayPl
 void PagedLayer::check_window(const WindowArrays& arrays, int64_t num_pages) const {
   if (!arrays.is_given()) return;
   const int64_t num_window_blocks = arrays.pages.num_pages;
-  check_slots("plan.window_slots", numbers<int64_t>(arrays.slots), num_window_blocks);
+  check_slots("plan.window_slots", span_of<int64_t>(arrays.slots), num_window_blocks);
   check_list("closing", arrays.closing, num_window_blocks, num_pages);
   check_list("evicted", arrays.evicted, num_window_blocks, num_pages);
   check_list("reopened", arrays.reopened, num_pages, num_window_blocks);
@@ -94,7 +94,7 @@ void PagedLayer::check_list(const char* name, const CopyArrays& list, int64_t nu
                             int64_t num_to) const {
   if (!list.is_given()) return;
   const auto check_ids = [name](const char* part, const nb::ndarray<nb::ro>& array, int64_t num) {
-    for (const int64_t id : numbers<int64_t>(array)) {
+    for (const int64_t id : span_of<int64_t>(array)) {
       if (id >= 0 && id < num) continue;
       throw CoreError(
           out_of_range("plan.{}_{} has block {}; expected 0 to {}", name, part, id, num - 1));
@@ -102,7 +102,7 @@ void PagedLayer::check_list(const char* name, const CopyArrays& list, int64_t nu
   };
   check_ids("from", list.from, num_from);
   check_ids("to", list.to, num_to);
-  for (const int32_t tokens : numbers<int32_t>(list.tokens)) {
+  for (const int32_t tokens : span_of<int32_t>(list.tokens)) {
     if (tokens >= 0 && tokens <= shape_.layout.block_size) continue;
     throw CoreError(out_of_range("plan.{}_tokens has {}; expected 0 to {}", name, tokens,
                                  shape_.layout.block_size));
@@ -130,7 +130,7 @@ Status PagedLayer::append_to_window(ops::AppendArgs args, const WindowArrays& ar
   if (!arrays.is_given()) return {};
   const ops::LayerView pages = args.cache;
   args.cache = window_view(arrays.pages, false);
-  args.slot_mapping = numbers<int64_t>(arrays.slots).first(args.slot_mapping.size());
+  args.slot_mapping = span_of<int64_t>(arrays.slots).first(args.slot_mapping.size());
   if (context != nullptr) {
     KVX_RETURN_IF_ERROR(ops::append(*context, args, device_counters()));
   } else {
@@ -142,9 +142,9 @@ Status PagedLayer::append_to_window(ops::AppendArgs args, const WindowArrays& ar
 Status PagedLayer::copy_listed(const ops::LayerView& from, const ops::LayerView& to,
                                const CopyArrays& list, const ops::CudaContext* context) {
   if (!list.is_given()) return {};
-  const auto from_blocks = numbers<int64_t>(list.from);
-  const auto to_blocks = numbers<int64_t>(list.to);
-  const auto tokens = numbers<int32_t>(list.tokens);
+  const auto from_blocks = span_of<int64_t>(list.from);
+  const auto to_blocks = span_of<int64_t>(list.to);
+  const auto tokens = span_of<int32_t>(list.tokens);
   if (context != nullptr) {
     const ops::CudaBlockCopies copies{.count = std::ssize(from_blocks),
                                       .from_blocks = from_blocks.data(),

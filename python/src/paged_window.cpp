@@ -14,15 +14,6 @@
 namespace kvx::python {
 namespace {
 
-template <class T>
-T* numbers(const nb::ndarray<>& array) {
-  return static_cast<T*>(array.data());
-}
-template <class T>
-const T* numbers(const nb::ndarray<nb::ro>& array) {
-  return static_cast<const T*>(array.data());
-}
-
 // The arrays of a list of block copies, to write to.
 struct OutputCopies {
   nb::ndarray<> from, to, tokens;

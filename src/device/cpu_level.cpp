@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -125,7 +126,10 @@ bool has_level(CpuLevel) {
 }  // namespace
 
 bool supports(CpuLevel level) {
-  return level == CpuLevel::kScalar || has_level(level);
+  if (level == CpuLevel::kScalar) return true;
+  constexpr std::string_view kCompiled = " " KVX_CPU_LEVELS " ";  // as in cmake/cpu_levels.cmake
+  const std::string name = " " + std::string(name_of(level)) + " ";
+  return kCompiled.find(name) != std::string_view::npos && has_level(level);
 }
 
 Result<CpuLevel> choose_cpu_level() {

@@ -22,9 +22,9 @@ constexpr std::string_view name_of(CpuLevel level) {
   return kNames[static_cast<int>(level)];
 }
 
-// Whether this machine and its operating system run the level's instructions. On x86 CPUID and
-// XGETBV answer, on Arm the operating system. Asking for kAvx512Amx asks Linux, once, to let this
-// process use AMX's tiles.
+// Whether this build has the level, and this machine and its operating system run its instructions.
+// On x86 CPUID and XGETBV answer, on Arm the operating system. Asking for kAvx512Amx asks Linux,
+// once, to let this process use AMX's tiles.
 bool supports(CpuLevel level);
 
 // The best supported level, or the one that KVX_CPU forces by its name. An unknown or unsupported

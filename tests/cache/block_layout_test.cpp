@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-namespace kvx::cache {
+namespace kvx::cache::block_layout_test {
 namespace {
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
@@ -259,4 +259,4 @@ TEST(BlockLayout, GivesEveryByteOneOwner) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::block_layout_test

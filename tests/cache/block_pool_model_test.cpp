@@ -8,7 +8,7 @@
 #include "cache/pool/block_pool.hpp"
 #include "tests/cache/random_history.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::block_pool_model_test {
 namespace {
 
 constexpr std::array<int64_t, 3> kNumBlocks = {7, 1, 40};
@@ -205,4 +205,4 @@ TEST(BlockPool, BehavesAsItsModelAfterAnyHistory) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::block_pool_model_test

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <limits>
 
-namespace kvx::cache {
+namespace kvx::cache::block_pool_test {
 namespace {
 
 using testing::ElementsAre;
@@ -265,4 +265,4 @@ TEST(BlockPool, AForgottenBlockIsNoLongerKeptAndItsListenerHearsOfIt) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::block_pool_test

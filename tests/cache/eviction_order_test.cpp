@@ -10,7 +10,7 @@
 #include "cache/prefix/prefix_index.hpp"
 #include "tests/cache/random_history.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::eviction_order_test {
 namespace {
 
 constexpr EvictionKind kKinds[] = {EvictionKind::kLru, EvictionKind::kLfu, EvictionKind::k2Q};
@@ -158,4 +158,4 @@ TEST(EvictionOrder, LeavesNoCachedBlockThatCannotBeFound) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::eviction_order_test

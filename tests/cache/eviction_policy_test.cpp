@@ -10,7 +10,7 @@
 
 #include "cache/prefix/key_history.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::eviction_policy_test {
 namespace {
 
 constexpr int32_t kNumBlocks = 12;
@@ -207,4 +207,4 @@ RC_GTEST_PROP(KeyHistory, HoldsTheLastKeysThatWereAdded, ()) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::eviction_policy_test

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace kvx::cache {
+namespace kvx::cache::full_precision_window_test {
 namespace {
 
 FullPrecisionWindow full_precision_window(int64_t sink, int64_t recent, int64_t block_size) {
@@ -147,4 +147,4 @@ TEST(Window, NeverHoldsMoreBlocksThanPlanned) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::full_precision_window_test

@@ -11,7 +11,7 @@
 #include "cache/prefix/prefix_index.hpp"
 #include "tests/cache/random_history.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::manager_model_test {
 namespace {
 
 struct Setup {
@@ -500,4 +500,4 @@ TEST(Manager, FollowsItsModelWithFullPrecisionSinksBeforeAWindow) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::manager_model_test

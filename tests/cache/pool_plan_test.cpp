@@ -8,7 +8,7 @@
 #include <array>
 #include <limits>
 
-namespace kvx::cache {
+namespace kvx::cache::pool_plan_test {
 namespace {
 
 using testing::ElementsAre;
@@ -89,4 +89,4 @@ TEST(PlanPool, StaysWithinTheBudgetAndHoldsItsSequences) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::pool_plan_test

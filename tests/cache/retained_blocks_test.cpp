@@ -10,7 +10,7 @@
 #include "cache/pool/block_pool.hpp"
 #include "cache/prefix/eviction_order.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::retained_blocks_test {
 namespace {
 
 int64_t test_clock_ms = 0;
@@ -190,4 +190,4 @@ RC_GTEST_PROP(RetainedBlocks, EvictTheLowestThatMayGo, ()) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::retained_blocks_test

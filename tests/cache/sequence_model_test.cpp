@@ -9,7 +9,7 @@
 #include "cache/sequence.hpp"
 #include "tests/cache/random_history.hpp"
 
-namespace kvx::cache {
+namespace kvx::cache::sequence_model_test {
 namespace {
 
 enum class Kind { kPacked, kFullPrecision, kReleased };
@@ -286,4 +286,4 @@ TEST(Sequence, FollowsItsModelWhenBlocksExpireBeforeTheyWouldBePacked) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::sequence_model_test

@@ -6,7 +6,7 @@
 
 #include <array>
 
-namespace kvx::cache {
+namespace kvx::cache::sequence_test {
 namespace {
 
 using testing::Each;
@@ -425,4 +425,4 @@ TEST(Sequence, RefusesAPoolWithoutItsClasses) {
 }
 
 }  // namespace
-}  // namespace kvx::cache
+}  // namespace kvx::cache::sequence_test

@@ -4,7 +4,7 @@
 #include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_cache_test {
 namespace {
 
 using api_test::kOwnedDim;
@@ -116,4 +116,4 @@ TEST_F(GpuAbiCache, KeepsTurboMindsBlocks) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_cache_test

@@ -3,7 +3,7 @@
 #include "tests/api/caller_layer.hpp"
 #include "tests/gpu/gpu.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_contiguous_test {
 namespace {
 
 using api_test::sized;
@@ -256,4 +256,4 @@ TEST_F(GpuAbiContiguous, RefusesRowsOfTheHostAndStepsThatAreTooLong) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_contiguous_test

@@ -6,7 +6,7 @@
 #include "tests/gpu/device_layer.hpp"
 #include "tests/support/compare_bytes.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_fragments_test {
 namespace {
 
 using api_test::Geometry;
@@ -260,4 +260,4 @@ TEST_F(GpuAbiFragments, CopyBlocksAndTranscodeWriteTheHostsBytes) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_fragments_test

@@ -6,7 +6,7 @@
 #include "tests/gpu/device_layer.hpp"
 #include "tests/support/compare_bytes.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_prepared_test {
 namespace {
 
 using api_test::Filled;
@@ -247,4 +247,4 @@ TEST_F(GpuPrepared, HostTimeOfACallIsRecorded) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_prepared_test

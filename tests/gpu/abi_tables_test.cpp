@@ -5,7 +5,7 @@
 
 #include "tests/gpu/device_layer.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_tables_test {
 namespace {
 
 using api_test::Geometry;
@@ -200,4 +200,4 @@ TEST_F(GpuAbiTables, WhatIsWrongInATableIsCountedAndOtherSequencesAreRight) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_tables_test

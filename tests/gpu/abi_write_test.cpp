@@ -3,7 +3,7 @@
 #include "tests/api/caller_layer.hpp"
 #include "tests/gpu/device_v1.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::abi_write_test {
 namespace {
 
 using api_test::Cache;
@@ -352,4 +352,4 @@ TEST_F(GpuAbiWrite, NamesThePointerThatContradictsItsDescriptor) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::abi_write_test

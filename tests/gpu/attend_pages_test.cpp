@@ -28,7 +28,7 @@ TEST_F(GpuAttend, TilesTakeCallersPagesOfFourBits) {
                                    static_cast<int>(order), block_size));
           AttendScene scene(options);
           // Rows of scales of less than four bytes must follow each other.
-          const int scale_bytes = format::scale_bytes_per_row(spec_named(name), head_dim);
+          const int scale_bytes = format::scale_bytes_per_row(scene_spec(name), head_dim);
           const bool fits = order == RowOrder::kHnd || scale_bytes % 4 == 0;
           EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
           const auto path = fits ? CudaAttendPath::kDecodeMma : CudaAttendPath::kChoose;
@@ -61,7 +61,7 @@ TEST_F(GpuAttend, TilesTakePageSharedScales) {
           SCOPED_TRACE(fmt::format("{} {} order {} in blocks of {}", name, head_dim,
                                    static_cast<int>(order), block_size));
           AttendScene scene(options);
-          const bool fits = format::scale_bytes_per_row(spec_named(name), head_dim) % 4 == 0;
+          const bool fits = format::scale_bytes_per_row(scene_spec(name), head_dim) % 4 == 0;
           EXPECT_EQ(DeviceScene(memory(), context(), scene).has_decode_mma(), fits);
           expect_near(scene, fits ? CudaAttendPath::kDecodeMma : CudaAttendPath::kChoose, 3e-4);
         }

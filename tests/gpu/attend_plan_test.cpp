@@ -5,7 +5,7 @@
 
 #include "tests/gpu/attend_near.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::attend_plan_test {
 namespace {
 
 using ops::AttendArgs;
@@ -262,7 +262,7 @@ struct MadeUpCall {
   explicit MadeUpCall(const std::string& format, int num_kv_heads = 8, int q_per_kv = 4) {
     int64_t bytes = 0;
     for (ops::SideView* side : {&run.k, &run.v}) {
-      side->spec = spec_named(format);
+      side->spec = scene_spec(format);
       side->head_dim = 128;
       const int code_bytes = format::code_bytes_per_row(side->spec, 128);
       const int scale_bytes = format::scale_bytes_per_row(side->spec, 128);
@@ -311,7 +311,7 @@ TEST(AttendPlanShape, RefusesCallsThatDiffer) {
   refused("window", [](auto& call) { call.args.window = 77; });
   refused("type of q", [](auto& call) { call.args.q.dtype = DType::kF16; });
   refused("block_size", [](auto& call) { call.args.packed.block_size = 128; });
-  refused("format", [](auto& call) { call.run.v.spec = spec_named("int4"); });
+  refused("format", [](auto& call) { call.run.v.spec = scene_spec("int4"); });
   refused("head_dim", [](auto& call) { call.run.k.head_dim = 64; });
   refused("order", [](auto& call) { call.run.k.is_interleaved = true; });
   refused("strides", [](auto& call) { call.run.k.codes.token_stride += 16; });
@@ -437,4 +437,4 @@ TEST(AttendWorkspaceBound, IsThatOfOneSplitWhereRowsAreMoreThanThat) {
 #endif
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::attend_plan_test

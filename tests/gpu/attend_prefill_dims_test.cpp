@@ -4,7 +4,7 @@
 
 #include "tests/gpu/prefill_near.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::attend_prefill_dims_test {
 namespace {
 
 class GpuPrefillDims : public GpuPrefill {};
@@ -277,4 +277,4 @@ INSTANTIATE_TEST_SUITE_P(, GpuPrefillLong, testing::Values(CudaAttendPath::kPref
                          [](const auto&) { return "Wgmma"; });
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::attend_prefill_dims_test

@@ -13,7 +13,7 @@
 #include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::device_statistics_test {
 namespace {
 
 using api_test::sized;
@@ -335,4 +335,4 @@ TEST_F(GpuStatistics, TimeOfALayerIsRecorded) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::device_statistics_test

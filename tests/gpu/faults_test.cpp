@@ -7,7 +7,7 @@
 #include "tests/gpu/gpu.hpp"
 #include "tests/gpu/test_kernels.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::faults_test {
 namespace {
 
 using testing::HasSubstr;
@@ -151,4 +151,4 @@ TEST_F(GpuFaultsDeathTest, AfterAFailedLaunchEveryCallSaysCudasText) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::faults_test

@@ -10,7 +10,7 @@
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::feedback_test {
 namespace {
 
 using format::FormatSpec;
@@ -246,4 +246,4 @@ TEST_F(GpuFeedback, CopiesAndTranscodesFeedBackToo) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::feedback_test

@@ -7,7 +7,7 @@
 #include "tests/gpu/gpu.hpp"
 #include "tests/runner/forward_pass.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::gpu_forward_test {
 namespace {
 
 using runner::GpuProducts;
@@ -206,4 +206,4 @@ TEST(GpuForward, LeavesLatentModelsAndExpertsToTheHost) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::gpu_forward_test

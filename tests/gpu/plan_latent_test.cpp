@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kvx::tests {
+namespace kvx::tests::plan_latent_test {
 namespace {
 
 using namespace ops::cuda;
@@ -59,5 +59,5 @@ TEST(PlanLatent, SharesABudgetOutWhereSequencesMayBeLong) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::plan_latent_test
 #endif

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kvx::tests {
+namespace kvx::tests::plan_work_tiles_test {
 namespace {
 
 using namespace ops::cuda;
@@ -198,5 +198,5 @@ TEST(PlanWorkTiles, AreBalancedWhereSequencesMayBeLong) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::plan_work_tiles_test
 #endif

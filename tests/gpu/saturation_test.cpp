@@ -11,7 +11,7 @@
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::saturation_test {
 namespace {
 
 using format::FormatSpec;
@@ -179,4 +179,4 @@ TEST_F(GpuSaturation, OfCopiesAndTranscodingIsTheCpus) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::saturation_test

@@ -7,7 +7,7 @@
 #include "tests/gpu/mirrored_layer.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::transcode_test {
 namespace {
 
 constexpr LayerShape kFromShape = {
@@ -232,4 +232,4 @@ TEST_F(GpuTranscode, MakesPageSharedScalesAsTheCpu) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::transcode_test

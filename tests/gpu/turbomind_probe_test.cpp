@@ -6,7 +6,7 @@
 #include "tests/engines/turbomind_pool.hpp"
 #include "tests/gpu/gpu.hpp"
 
-namespace kvx::engines::turbomind {
+namespace kvx::engines::turbomind::turbomind_probe_test {
 namespace {
 
 using testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST_F(GpuTurbomindProbe, SeesWhatAppendWrote) {
 }
 
 }  // namespace
-}  // namespace kvx::engines::turbomind
+}  // namespace kvx::engines::turbomind::turbomind_probe_test

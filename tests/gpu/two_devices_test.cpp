@@ -11,7 +11,7 @@
 #include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::two_devices_test {
 namespace {
 
 using testing::HasSubstr;
@@ -214,4 +214,4 @@ TEST_F(GpuTwoDevices, TheAbisCallsRunWhereTheirMemoryLies) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::two_devices_test

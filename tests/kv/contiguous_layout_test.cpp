@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace kvx::kv {
+namespace kvx::kv::contiguous_layout_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -127,4 +127,4 @@ TEST(ContiguousLayout, RefusesMoreTokensOrBytesThanItCanCount) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::contiguous_layout_test

@@ -5,7 +5,7 @@
 
 #include "tests/kv/contiguous_support.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::contiguous_ring_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -124,4 +124,4 @@ TEST(ContiguousRing, MixesWithLayersThatKeepEverything) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::contiguous_ring_test

@@ -10,7 +10,7 @@
 #include "kv/files/transcode.hpp"
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::dual_scale_cache_test {
 namespace {
 
 using testing::HasSubstr;
@@ -216,4 +216,4 @@ TEST(DualScaleRefusals, NameTheSearchThatAFormatHasNot) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::dual_scale_cache_test

@@ -6,7 +6,7 @@
 #include "kv/plan/feedback_table.hpp"
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::feedback_cache_test {
 namespace {
 
 using testing::HasSubstr;
@@ -107,4 +107,4 @@ TEST(KvCacheFeedback, ErrorsNameTheTableItsPlaceAndWhatWasExpected) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::feedback_cache_test

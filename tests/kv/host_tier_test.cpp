@@ -6,7 +6,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::host_tier_test {
 namespace {
 
 using testing::HasSubstr;
@@ -364,4 +364,4 @@ TEST(HostTier, ATenantNeverSeesAnothersBlocks) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::host_tier_test

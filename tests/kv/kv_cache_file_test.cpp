@@ -12,7 +12,7 @@
 #include "tests/kv/lying_file.hpp"
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_cache_file_test {
 namespace {
 
 using testing::HasSubstr;
@@ -297,4 +297,4 @@ TEST_F(KvCacheFile, RefusesToSaveWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_cache_file_test

@@ -6,7 +6,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_cache_retention_test {
 namespace {
 
 using testing::HasSubstr;
@@ -202,4 +202,4 @@ TEST(Session, AForkBelongsToIt) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_cache_retention_test

@@ -4,7 +4,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_cache_sharing_test {
 namespace {
 
 constexpr int kBlockSize = 16;
@@ -380,4 +380,4 @@ TEST(Prefix, AStepThatFindsNoBlocksChangesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_cache_sharing_test

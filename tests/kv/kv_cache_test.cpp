@@ -9,7 +9,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_cache_test {
 namespace {
 
 std::string creation_error(KvCacheConfig config) {
@@ -405,4 +405,4 @@ TEST(KvCache, CostsFollowFromTheFacts) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_cache_test

@@ -8,7 +8,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_step_test {
 namespace {
 
 constexpr int kNumWriters = 4;
@@ -232,4 +232,4 @@ TEST(KvStep, AnExecutorThatThrowsWhileBlocksMoveLeavesTheCountsRight) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_step_test

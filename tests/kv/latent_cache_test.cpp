@@ -9,7 +9,7 @@
 #include "kv/files/transcode.hpp"
 #include "tests/kv/latent_stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::latent_cache_test {
 namespace {
 
 using testing::HasSubstr;
@@ -330,4 +330,4 @@ TEST(LatentCache, RefusesWhatItsOneRowCannotBe) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::latent_cache_test

@@ -7,7 +7,7 @@
 #include "kv/kv_step.hpp"
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::long_step_test {
 namespace {
 
 constexpr int kBlockSize = 16;
@@ -292,4 +292,4 @@ TEST(LongStep, WithTooFewBlocksChangesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::long_step_test

@@ -10,7 +10,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::place_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -169,4 +169,4 @@ TEST(Place, RefusesForAGpuWhatItDoesNotDo) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::place_test

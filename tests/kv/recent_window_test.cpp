@@ -3,7 +3,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::recent_window_test {
 namespace {
 
 constexpr int kBlockSize = 16;
@@ -83,4 +83,4 @@ TEST(RecentWindow, RefusesACutInsideABlockThatHasLeftItAndTakesOneAtItsBorder) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::recent_window_test

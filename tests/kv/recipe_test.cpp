@@ -5,7 +5,7 @@
 
 #include "format/list.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::recipe_test {
 namespace {
 
 using format::FormatId;
@@ -155,4 +155,4 @@ TEST(Recipe, OverridesNameLayersOrHeads) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::recipe_test

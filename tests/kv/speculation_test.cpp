@@ -10,7 +10,7 @@
 
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::speculation_test {
 namespace {
 
 using testing::HasSubstr;
@@ -393,4 +393,4 @@ TEST(Speculation, FollowsItsModel) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::speculation_test

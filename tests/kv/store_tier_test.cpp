@@ -11,7 +11,7 @@
 #include "tests/kv/stored_caches.hpp"
 #include "tests/tier/redis_server.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::store_tier_test {
 namespace {
 
 using testing::HasSubstr;
@@ -228,4 +228,4 @@ TEST_F(StoreTier, AServerThatIsKilledLosesBlocksAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::store_tier_test

@@ -14,7 +14,7 @@
 #include "tests/kv/stream.hpp"
 #include "tier/cache_file.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::kv_transcode_test {
 namespace {
 
 using testing::HasSubstr;
@@ -349,4 +349,4 @@ TEST(Fingerprint, OfAnotherMakeIsRefused) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::kv_transcode_test

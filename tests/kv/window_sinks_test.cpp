@@ -10,7 +10,7 @@
 #include "kv/files/transcode.hpp"
 #include "tests/kv/stream.hpp"
 
-namespace kvx::kv {
+namespace kvx::kv::window_sinks_test {
 namespace {
 
 using testing::HasSubstr;
@@ -187,4 +187,4 @@ TEST(WindowSinks, BelongToALayerWithAWindow) {
 }
 
 }  // namespace
-}  // namespace kvx::kv
+}  // namespace kvx::kv::window_sinks_test

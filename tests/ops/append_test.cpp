@@ -10,7 +10,7 @@
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::append_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -232,4 +232,4 @@ TEST(Append, AWarmCallAllocatesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::append_test

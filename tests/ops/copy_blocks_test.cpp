@@ -7,7 +7,7 @@
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::copy_blocks_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -160,4 +160,4 @@ TEST(CopyBlocks, RefusesBlocksAndShapesThatDoNotFitAndWritesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::copy_blocks_test

@@ -10,7 +10,7 @@
 #include "tests/support/store_row.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::defects_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -159,4 +159,4 @@ TEST(Defects33, Fp8IsReallyAFloat) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::defects_test

@@ -14,7 +14,7 @@
 #include "tests/support/test_layer.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::dual_scale_test {
 namespace {
 
 using device::CpuLevel;
@@ -308,4 +308,4 @@ TEST(DualScaleVerbs, AppendRefusesAPartOfABlock) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::dual_scale_test

@@ -8,7 +8,7 @@
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::ops_feedback_test {
 namespace {
 
 constexpr int kTokens = 40;
@@ -120,4 +120,4 @@ TEST(Feedback, CopiesFromSixteenBitsFeedBackToo) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::ops_feedback_test

@@ -8,7 +8,7 @@
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::gather_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -124,4 +124,4 @@ TEST(Gather, TheNumbersDoNotDependOnTheNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::gather_test

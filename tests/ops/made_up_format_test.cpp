@@ -10,7 +10,7 @@
 #include "ops/cpu/format_kernels.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::made_up_format_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -147,4 +147,4 @@ TEST(MadeUpFormat, GoesThroughAttend) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::made_up_format_test

@@ -8,7 +8,7 @@
 #include "tests/support/compare_bytes.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::page_shared_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -180,4 +180,4 @@ TEST(PageShared, AnAllZeroPageStoresZeroBytesAndGrowsFromThem) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::page_shared_test

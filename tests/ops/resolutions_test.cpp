@@ -10,7 +10,7 @@
 #include "tests/support/store_row.hpp"
 #include "tests/support/verbs.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::resolutions_test {
 namespace {
 
 using namespace kvx::tests;  // NOLINT: builders
@@ -225,4 +225,4 @@ TEST(Resolutions, C28EveryElementOfAPartialLastGroupIsWritten) {
 }
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::resolutions_test

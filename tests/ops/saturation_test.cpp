@@ -7,7 +7,7 @@
 #include "tests/support/cpu_levels.hpp"
 #include "tests/support/test_layer.hpp"
 
-namespace kvx::ops {
+namespace kvx::ops::ops_saturation_test {
 namespace {
 
 using device::CpuLevel;
@@ -140,4 +140,4 @@ INSTANTIATE_TEST_SUITE_P(Levels, Saturation, testing::ValuesIn(tests::cpu_levels
                          tests::level_test_name);
 
 }  // namespace
-}  // namespace kvx::ops
+}  // namespace kvx::ops::ops_saturation_test

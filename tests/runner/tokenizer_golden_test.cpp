@@ -12,7 +12,7 @@
 #include "tests/runner/gguf_writer.hpp"
 #include "tests/runner/golden_file.hpp"
 
-namespace kvx::runner {
+namespace kvx::runner::tokenizer_golden_test {
 namespace {
 
 using testing::ElementsAre;
@@ -150,4 +150,4 @@ TEST(Tokenizer, TakesTheLongestSpecialToken) {
 }
 
 }  // namespace
-}  // namespace kvx::runner
+}  // namespace kvx::runner::tokenizer_golden_test

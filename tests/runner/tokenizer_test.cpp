@@ -9,7 +9,7 @@
 #include "tests/runner/gguf_writer.hpp"
 #include "tests/runner/golden_file.hpp"
 
-namespace kvx::runner {
+namespace kvx::runner::tokenizer_test {
 namespace {
 
 using testing::ElementsAre;
@@ -158,4 +158,4 @@ TEST(Utf8Stream, HoldsBackOnlyAnUnfinishedCharacter) {
 }
 
 }  // namespace
-}  // namespace kvx::runner
+}  // namespace kvx::runner::tokenizer_test

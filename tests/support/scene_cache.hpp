@@ -63,7 +63,7 @@ struct SceneOptions {
 // "fp8_e4m3@row" is the format with scales computed for each row, "fp8_e4m3@g128" for each 128
 // numbers, "fp8_e4m3@page" with scales that a block's tokens share, "fp4_row@f32" with scales of 32
 // bits.
-inline format::FormatSpec spec_named(const std::string& name) {
+inline format::FormatSpec scene_spec(const std::string& name) {
   const size_t at = name.find('@');
   format::SpecOptions options;
   if (name.ends_with("@row")) options.scale_source = format::ScaleSource::kComputed;
@@ -108,7 +108,7 @@ class SceneCache {
     ops::SideView* sides[] = {&view.k, &view.v};
     int64_t codes_bytes[2], row_bytes[2], total = 0, channels_total = 0;
     for (int i = 0; i < 2; ++i) {
-      sides[i]->spec = spec_named(i == 0 ? run.k_format : run.v_format);
+      sides[i]->spec = scene_spec(i == 0 ? run.k_format : run.v_format);
       sides[i]->head_dim = i == 0 ? options_.key_dim - options_.rest_dim : options_.value_dim;
       codes_bytes[i] = format::code_bytes_per_row(sides[i]->spec, sides[i]->head_dim);
       row_bytes[i] =
@@ -161,7 +161,7 @@ class SceneCache {
     ops::HeadRun segment;
     segment.first_head = first_head;
     segment.num_heads = num_heads;
-    segment.k.spec = spec_named(options_.rest_format);
+    segment.k.spec = scene_spec(options_.rest_format);
     segment.k.head_dim = options_.rest_dim;
     const int64_t row_bytes = format::code_bytes_per_row(segment.k.spec, options_.rest_dim);
     const int64_t rows = int64_t{num_blocks} * options_.block_size * num_heads;

@@ -16,7 +16,7 @@
 
 #include "tests/tier/file_size_limit.hpp"
 
-namespace kvx::tier {
+namespace kvx::tier::cache_file_test {
 namespace {
 
 using testing::HasSubstr;
@@ -385,4 +385,4 @@ RC_GTEST_PROP(CacheFileIndex, ComesBackAsItWas, ()) {
 }
 
 }  // namespace
-}  // namespace kvx::tier
+}  // namespace kvx::tier::cache_file_test

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <set>
 
-namespace kvx::tier {
+namespace kvx::tier::tier_host_tier_test {
 namespace {
 
 using cache::BlockKind;
@@ -421,4 +421,4 @@ TEST(TransferQueue, GivesACopierAsManyBlocksAsItLikesAndFinishesEachOnce) {
 }
 
 }  // namespace
-}  // namespace kvx::tier
+}  // namespace kvx::tier::tier_host_tier_test

@@ -8,7 +8,7 @@
 #include "tests/cache/random_history.hpp"
 #include "tier/chain/tier_chain.hpp"
 
-namespace kvx::tier {
+namespace kvx::tier::tier_model_test {
 namespace {
 
 using cache::BlockKind;
@@ -193,4 +193,4 @@ TEST(TierModel, ServesWhatTheTokensSayWhateverHappens) {
 }
 
 }  // namespace
-}  // namespace kvx::tier
+}  // namespace kvx::tier::tier_model_test

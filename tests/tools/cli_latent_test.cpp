@@ -6,7 +6,7 @@
 
 #include "tests/tools/cli_with_model.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::cli_latent_test {
 namespace {
 
 using testing::HasSubstr;
@@ -57,4 +57,4 @@ TEST_F(CliLatent, RefusesTablesAndTwoRows) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::cli_latent_test

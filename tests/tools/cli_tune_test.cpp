@@ -7,7 +7,7 @@
 #include "tests/tools/cli_with_model.hpp"
 #include "tune/tune_file.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::cli_tune_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -101,4 +101,4 @@ TEST_F(CliTune, RefusesBadInputAndWritesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::cli_tune_test

@@ -6,7 +6,7 @@
 #include "tests/tools/cli_with_model.hpp"
 #include "tune/tune_file.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::cli_tuned_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -131,4 +131,4 @@ TEST_F(CliTuned, AnotherModelsIsRefused) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::cli_tuned_test

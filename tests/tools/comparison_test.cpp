@@ -11,7 +11,7 @@
 #include "tools/kvx/compare/logit_errors.hpp"
 #include "tools/kvx/compare/window_scores.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::comparison_test {
 namespace {
 
 constexpr int kContext = 48;
@@ -219,4 +219,4 @@ TEST(WindowScores, CoverTheSecondHalfButItsLastToken) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::comparison_test

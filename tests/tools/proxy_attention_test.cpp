@@ -6,7 +6,7 @@
 #include "runner/kv_attention.hpp"
 #include "tests/tools/tiny_model.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::proxy_attention_test {
 namespace {
 
 constexpr int kTokens = 24;
@@ -85,4 +85,4 @@ TEST_F(ProxyAttentionTest, LeavesOutTheTokensBeforeTheFirstMeasured) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::proxy_attention_test

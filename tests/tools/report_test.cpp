@@ -11,7 +11,7 @@
 
 #include "tools/kvx/embedded.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::report_test {
 namespace {
 
 using ::testing::ContainsRegex;
@@ -280,4 +280,4 @@ TEST(Report, CannotBeBrokenOutOfByAName) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::report_test

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace kvx::tool {
+namespace kvx::tool::shadow_attention_test {
 namespace {
 
 constexpr int kLayers = 2;
@@ -89,4 +89,4 @@ TEST(ShadowAttention, MeasuresTheHeadsOfARowApart) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::shadow_attention_test

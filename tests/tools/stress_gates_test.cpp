@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace kvx::tool {
+namespace kvx::tool::stress_gates_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -81,4 +81,4 @@ TEST(StressGates, LeaveTheBaseAlone) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::stress_gates_test

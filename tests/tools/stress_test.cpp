@@ -9,7 +9,7 @@
 #include "quality/logits.hpp"
 #include "tests/tools/tiny_model.hpp"
 
-namespace kvx::tool {
+namespace kvx::tool::stress_test {
 namespace {
 
 constexpr int kContext = 1024;
@@ -132,4 +132,4 @@ TEST_F(Stress, SumsUpWhatSaturates) {
 }
 
 }  // namespace
-}  // namespace kvx::tool
+}  // namespace kvx::tool::stress_test

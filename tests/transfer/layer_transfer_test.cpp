@@ -15,7 +15,7 @@
 #include "transfer/open_component.hpp"
 #include "transfer/peer.hpp"
 
-namespace kvx::transfer {
+namespace kvx::transfer::layer_transfer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -370,4 +370,4 @@ TEST_F(LayerTransfer, BelievesNoSizesAndNoNames) {
 }
 
 }  // namespace
-}  // namespace kvx::transfer
+}  // namespace kvx::transfer::layer_transfer_test

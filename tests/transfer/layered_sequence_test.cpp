@@ -12,7 +12,7 @@
 #include "transfer/sequence_export.hpp"
 #include "transfer/sequence_import.hpp"
 
-namespace kvx::transfer {
+namespace kvx::transfer::layered_sequence_test {
 namespace {
 
 using kv::KvCache;
@@ -501,4 +501,4 @@ TEST(LayeredSequence, BelievesNoSizesAndNoLengths) {
 }
 
 }  // namespace
-}  // namespace kvx::transfer
+}  // namespace kvx::transfer::layered_sequence_test

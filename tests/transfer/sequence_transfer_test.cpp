@@ -9,7 +9,7 @@
 #include "transfer/sequence_export.hpp"
 #include "transfer/sequence_import.hpp"
 
-namespace kvx::transfer {
+namespace kvx::transfer::sequence_transfer_test {
 namespace {
 
 using kv::KvCache;
@@ -314,4 +314,4 @@ TEST(SequenceExport, AnswersGarbageAndGoesOn) {
 }
 
 }  // namespace
-}  // namespace kvx::transfer
+}  // namespace kvx::transfer::sequence_transfer_test

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace kvx::tune {
+namespace kvx::tune::fit_test {
 namespace {
 
 using ::testing::Each;
@@ -139,4 +139,4 @@ TEST(Fit, APercentileOutOfRangeIsRefused) {
 }
 
 }  // namespace
-}  // namespace kvx::tune
+}  // namespace kvx::tune::fit_test

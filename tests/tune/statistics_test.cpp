@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-namespace kvx::tune {
+namespace kvx::tune::tune_statistics_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -242,4 +242,4 @@ TEST(Statistics, IsIncompleteUntilEveryLayerWasFed) {
 }
 
 }  // namespace
-}  // namespace kvx::tune
+}  // namespace kvx::tune::tune_statistics_test

@@ -7,7 +7,7 @@
 
 #include "device/cpu_level.hpp"
 
-namespace kvx::tune {
+namespace kvx::tune::transformed_test {
 namespace {
 
 constexpr int kDim = 16;
@@ -45,4 +45,4 @@ TEST(TransformedRows, HaveTheirMeanAndBlockOffsetTakenAway) {
 }
 
 }  // namespace
-}  // namespace kvx::tune
+}  // namespace kvx::tune::transformed_test

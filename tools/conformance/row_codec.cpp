@@ -69,7 +69,7 @@ float round16(const SmallFloat& type, float x) {
 constexpr int kRow = -1;
 using P = Packing;
 
-const std::vector<FormatFacts> kFormats = {
+const std::vector<FormatFacts> kFacts = {
     {KVX_FORMAT_F32, "f32", nullptr, 0, false, P::kBytes, 0, 0, 1, false},
     {KVX_FORMAT_F16, "f16", &kF16, 0, false, P::kBytes, 0, 0, 1, false},
     {KVX_FORMAT_BF16, "bf16", &kBF16, 0, false, P::kBytes, 0, 0, 1, false},
@@ -279,11 +279,11 @@ int FormatFacts::scale_bytes() const {
 }
 
 const std::vector<FormatFacts>& all_formats() {
-  return kFormats;
+  return kFacts;
 }
 
 const FormatFacts& facts_of(kvx_format_t format) {
-  return kFormats.at(static_cast<size_t>(format) - 1);
+  return kFacts.at(static_cast<size_t>(format) - 1);
 }
 
 std::vector<uint8_t> encode_scale(const FormatFacts& facts, float amax, float tensor_scale) {

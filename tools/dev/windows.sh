@@ -43,7 +43,8 @@ parse_for_windows() {
   flags=$(windows_level_flags "$1")
   # shellcheck disable=SC2086
   if "$WINDOWS_COMPILER" -std=c++20 -fsyntax-only -ffp-contract=off -Wall -Wextra -Werror \
-    -Wno-maybe-uninitialized -Wno-uninitialized -DFMT_HEADER_ONLY $flags -Isrc -Iinclude -I. \
+    -Wno-maybe-uninitialized -Wno-uninitialized -DFMT_HEADER_ONLY \
+    -DKVX_CPU_LEVELS='"scalar avx2"' -DKVX_HAS_LEVEL_AVX2 $flags -Isrc -Iinclude -I. \
     -isystem "$WINDOWS_FOLDER/include" "$1" >"$log" 2>&1; then
     rm -f "$log"
   else

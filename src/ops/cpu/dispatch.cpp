@@ -3,24 +3,20 @@
 
 namespace kvx::ops::cpu {
 
-// Each is defined by its isa/<name>/level_<name>.cpp.
+// Each is defined by its isa/<name>/level_<name>.cpp. KVX_HAS_LEVEL_<NAME>: the build compiles it
+// (cmake/cpu_levels.cmake).
 namespace level_scalar {
 const KernelTable& table();
 }
-#if defined(__x86_64__)
 namespace level_avx2 {
 const KernelTable& table();
 }
 namespace level_avx512 {
 const KernelTable& table();
 }
-#endif
-
-#if defined(__aarch64__)
 namespace level_neon {
 const KernelTable& table();
 }
-#endif
 
 // Rows are encoded and decoded without products, which are all that AVX-VNNI adds to AVX2, AMX to
 // AVX-512 and FEAT_DotProd to NEON.
@@ -34,42 +30,39 @@ const KernelTable& table();
 const KernelTable& kernel_table(device::CpuLevel level) {
   using device::CpuLevel;
   switch (level) {
-    case CpuLevel::kScalar:
-      break;
-#if defined(__x86_64__)
+#ifdef KVX_HAS_LEVEL_AVX2
     case CpuLevel::kAvx2:
       return level_avx2::table();
+#endif
+#ifdef KVX_HAS_LEVEL_AVXVNNI
     case CpuLevel::kAvxVnni: {
       static const KernelTable kTable = with_products(level_avx2::table(), level);
       return kTable;
     }
+#endif
+#ifdef KVX_HAS_LEVEL_AVX512
     case CpuLevel::kAvx512:
       return level_avx512::table();
+#endif
+#ifdef KVX_HAS_LEVEL_AVX512AMX
     case CpuLevel::kAvx512Amx: {
       static const KernelTable kTable = with_products(level_avx512::table(), level);
       return kTable;
     }
-#else  // No machine of this family supports them.
-    case CpuLevel::kAvx2:
-    case CpuLevel::kAvxVnni:
-    case CpuLevel::kAvx512:
-    case CpuLevel::kAvx512Amx:
-      break;
 #endif
-#if defined(__aarch64__)
+#ifdef KVX_HAS_LEVEL_NEON
     case CpuLevel::kNeon:
       return level_neon::table();
+#endif
+#ifdef KVX_HAS_LEVEL_DOTPROD
     case CpuLevel::kDotProd: {
       static const KernelTable kTable = with_products(level_neon::table(), level);
       return kTable;
     }
-#else
-    case CpuLevel::kNeon:
-    case CpuLevel::kDotProd:
-      break;
 #endif
+    default:  // device::supports() finds no other level than those that are compiled.
+      return level_scalar::table();
   }
-  return level_scalar::table();
 }
 
 }  // namespace kvx::ops::cpu

@@ -4,7 +4,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::contiguous_test {
 namespace {
 
 using testing::HasSubstr;
@@ -212,4 +212,4 @@ TEST(ContiguousCache, RefusesWhatItCannotBe) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::contiguous_test

@@ -3,7 +3,7 @@
 
 #include "tests/api/owned_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::owned_latent_test {
 namespace {
 
 constexpr int kRowDim = 48;
@@ -101,4 +101,4 @@ TEST(OwnedLatentCache, RefusesRecipesAndShapesOfTwoRows) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::owned_latent_test

@@ -9,7 +9,7 @@
 
 #include "tests/api/owned_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::owned_store_test {
 namespace {
 
 using testing::HasSubstr;
@@ -300,4 +300,4 @@ TEST(OwnedErase, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::owned_store_test

@@ -5,7 +5,7 @@
 
 #include "tests/api/owned_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::owned_tier_test {
 namespace {
 
 using testing::HasSubstr;
@@ -260,4 +260,4 @@ TEST(OwnedTier, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::owned_tier_test

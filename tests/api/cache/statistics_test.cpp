@@ -6,7 +6,7 @@
 
 #include "tests/api/owned_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::statistics_test {
 namespace {
 
 using testing::HasSubstr;
@@ -258,4 +258,4 @@ TEST(Statistics, RefuseWhatDoesNotFitAndNameIt) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::statistics_test

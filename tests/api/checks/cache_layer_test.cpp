@@ -3,7 +3,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::cache_layer_test {
 namespace {
 
 using testing::HasSubstr;
@@ -242,4 +242,4 @@ TEST(Fp8CacheLayer, RefusesScalesThatDoNotFitAndWritesNothing) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::cache_layer_test

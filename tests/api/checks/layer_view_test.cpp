@@ -6,7 +6,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::layer_view_test {
 namespace {
 
 using testing::HasSubstr;
@@ -390,4 +390,4 @@ TEST(Q4_0Blocks, AreRefusedWhereTheyAreNot) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::layer_view_test

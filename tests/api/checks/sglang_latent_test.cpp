@@ -5,7 +5,7 @@
 #include "tests/api/caller_layer.hpp"
 #include "tests/support/golden.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::sglang_latent_test {
 namespace {
 
 constexpr int kPageSize = 16;
@@ -86,4 +86,4 @@ TEST_F(SglangLatent, RowsAreWrittenAsSglangWritesThem) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::sglang_latent_test

@@ -13,7 +13,7 @@
 #include "kvx/engines/vllm.hpp"
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::adapters_test {
 namespace {
 
 using api::Layer;
@@ -293,4 +293,4 @@ TEST(EngineAdapters, NameTheEnginesFieldInErrors) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::adapters_test

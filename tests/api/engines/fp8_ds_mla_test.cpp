@@ -8,7 +8,7 @@
 #include "tests/api/caller_layer.hpp"
 #include "tests/support/golden.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::fp8_ds_mla_test {
 namespace {
 
 using api::engines::Tensor;
@@ -101,4 +101,4 @@ TEST_F(Fp8DsMla, OtherRowsAreRefused) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::fp8_ds_mla_test

@@ -10,7 +10,7 @@
 #include "kvx/engines/vllm.hpp"
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::scaled_adapters_test {
 namespace {
 
 using api::Layer;
@@ -344,4 +344,4 @@ TEST(TurnScales, NamesTheFieldThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::scaled_adapters_test

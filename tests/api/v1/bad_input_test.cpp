@@ -6,7 +6,7 @@
 
 #include "tests/api/v1_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::bad_input_test {
 namespace {
 
 // A legal write and a legal gather over one cache, which a test then spoils in one place.
@@ -326,4 +326,4 @@ TEST(StructSizes, OfOptionalNestedStructsMayBeZeroWhenTheyAreEmpty) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::bad_input_test

@@ -3,7 +3,7 @@
 
 #include "tests/api/v1_gather.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::gather_kv_test {
 namespace {
 
 // A row of the output and where it comes from.
@@ -303,4 +303,4 @@ TEST(LaunchGather, GathersHostMemoryOfItsOwnType) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::gather_kv_test

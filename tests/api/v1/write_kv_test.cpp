@@ -9,7 +9,7 @@
 #include "format/small_float.hpp"
 #include "tests/api/v1_cache.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::write_kv_test {
 namespace {
 
 // What a side should hold after a write of equal dtypes, element by element.
@@ -371,4 +371,4 @@ TEST(LaunchWrite, RefusesPrefillsThatAreNoWholeSequences) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::write_kv_test

@@ -7,7 +7,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::verbs_bad_input_test {
 namespace {
 
 constexpr auto kInvalid = KVX_STATUS_INVALID_ARGUMENT;
@@ -226,4 +226,4 @@ TEST(BadVerbs, GivenScalesOfABlockAreUsedAsTheyAre) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::verbs_bad_input_test

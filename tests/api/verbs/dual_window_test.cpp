@@ -7,7 +7,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::dual_window_test {
 namespace {
 
 using testing::HasSubstr;
@@ -342,4 +342,4 @@ TEST(DualWindow, PlanNamesListsAndWindowBlocksThatAreMissing) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::dual_window_test

@@ -4,7 +4,7 @@
 
 #include "tests/api/caller_layer.hpp"
 
-namespace kvx::api_test {
+namespace kvx::api_test::window_test {
 namespace {
 
 using testing::HasSubstr;
@@ -237,4 +237,4 @@ TEST(Window, RefusesWhatDoesNotFitAndNamesIt) {
 }
 
 }  // namespace
-}  // namespace kvx::api_test
+}  // namespace kvx::api_test::window_test

@@ -7,7 +7,7 @@
 #include "ops/append/append.hpp"
 #include "tests/engines/turbomind_pool.hpp"
 
-namespace kvx::engines::turbomind {
+namespace kvx::engines::turbomind::turbomind_block_pool_test {
 namespace {
 
 PoolLayout layout_of(KvCacheMode mode) {
@@ -133,4 +133,4 @@ TEST(TurbomindPool, TablesShowWhatAppendHasWritten) {
 }
 
 }  // namespace
-}  // namespace kvx::engines::turbomind
+}  // namespace kvx::engines::turbomind::turbomind_block_pool_test

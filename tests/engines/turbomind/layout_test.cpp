@@ -10,7 +10,7 @@
 
 #include "tests/engines/turbomind_golden.hpp"
 
-namespace kvx::engines::turbomind {
+namespace kvx::engines::turbomind::layout_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -223,4 +223,4 @@ TEST(TurboMindLayout, RefusesGlobalScalesWhereNothingReadsThem) {
 }
 
 }  // namespace
-}  // namespace kvx::engines::turbomind
+}  // namespace kvx::engines::turbomind::layout_test

@@ -8,7 +8,7 @@
 #include "ops/attend/attend_cuda.hpp"
 #include "tests/support/attend_scene.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::check_test {
 namespace {
 
 using ops::AttendArgs;
@@ -201,4 +201,4 @@ TEST(AttendChecks, OnAGpuAcceptRowsThatNoSequenceHas) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::check_test

@@ -3,7 +3,7 @@
 
 #include "tests/support/attend_scene.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::dual_test {
 namespace {
 
 constexpr double kFastTolerance = 8e-3;  // what ops/attend/precision.hpp promises
@@ -139,4 +139,4 @@ TEST(AttendDual, NaNAmongStepsAndScalesReachesWhatReadsIt) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::dual_test

@@ -14,7 +14,7 @@
 #include "ops/cpu/kernel_table.hpp"
 #include "tests/support/cpu_levels.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::matrix_kernels_test {
 namespace {
 
 using ops::cpu::kMaxTileTokens;
@@ -457,4 +457,4 @@ TEST_F(MatrixUnit, PackersRefuseCodesAndStepsThatAreOutOfReach) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::matrix_kernels_test

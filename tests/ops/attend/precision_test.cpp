@@ -4,7 +4,7 @@
 
 #include "tests/support/attend_scene.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::precision_test {
 namespace {
 
 // What ops/attend/precision.hpp promises. Rows of 16 and 8 bits that are floats are as exact as in
@@ -116,4 +116,4 @@ TEST(AttendFast, HoldsWithTransformsWindowsAndFullPrecisionWindow) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::precision_test

@@ -9,7 +9,7 @@
 #include "ops/attend/cpu/tile_kernels.hpp"
 #include "tests/support/attend_scene.hpp"
 
-namespace kvx::tests {
+namespace kvx::tests::tile_kernels_test {
 namespace {
 
 using ops::SoftmaxState;
@@ -166,4 +166,4 @@ TEST(SoftmaxStates, MergeToTheStateOfAllScores) {
 }
 
 }  // namespace
-}  // namespace kvx::tests
+}  // namespace kvx::tests::tile_kernels_test

@@ -142,7 +142,7 @@ std::vector<TraceRequest> generate_agents_trace(int64_t num_requests, uint64_t s
   constexpr int kNumAgents = 6;     // each with tools of its own
   constexpr int kNumSessions = 24;  // at a time
   constexpr int kNumTurns = 40;
-  struct Session {
+  struct Conversation {
     std::string name;
     std::vector<int64_t> ids;
     size_t num_tools = 0;  // of ids
@@ -155,15 +155,16 @@ std::vector<TraceRequest> generate_agents_trace(int64_t num_requests, uint64_t s
   };
   std::vector<std::vector<int64_t>> tools(kNumAgents);
   for (std::vector<int64_t>& one : tools) new_ids(dice.between(12, 30), one);
-  std::vector<Session> sessions(kNumSessions);
-  for (Session& one : sessions) one.num_turns = static_cast<int>(dice.between(0, kNumTurns - 1));
+  std::vector<Conversation> sessions(kNumSessions);
+  for (Conversation& one : sessions)
+    one.num_turns = static_cast<int>(dice.between(0, kNumTurns - 1));
 
   std::vector<TraceRequest> trace;
   int64_t now = 0;
   int64_t num_sessions = 0;
   while (static_cast<int64_t>(trace.size()) < num_requests) {
     now += dice.between(0, 200);
-    Session& session = sessions[dice.between(0, kNumSessions - 1)];
+    Conversation& session = sessions[dice.between(0, kNumSessions - 1)];
     if (session.name.empty() || session.num_turns == kNumTurns) {
       const int num_turns = session.name.empty() ? session.num_turns : 0;
       const std::vector<int64_t>& own =
