@@ -101,10 +101,20 @@ endfunction()
 # A target whose sources are compiled eight at a time, in half to a third of the time: what they
 # include and instantiate is compiled once. Names of unnamed namespaces meet there; a test file whose
 # names others use too puts them into a namespace of its own name. One file after the other:
-# -DKVX_UNITE=OFF.
-option(KVX_UNITE "compile the sources of tests, tools and the Python module several at a time" ON)
+# -DKVX_UNITE=OFF. The library's sources too, of which a change would then compile eight: ALL, for
+# builds that are made once. The environment may say it as well.
+set(kvx_unite_default ON)
+if(DEFINED ENV{KVX_UNITE})
+  set(kvx_unite_default $ENV{KVX_UNITE})
+endif()
+set(KVX_UNITE ${kvx_unite_default} CACHE STRING "compile several sources at a time: ON (not the library's), ALL or OFF")
 function(kvx_unite name)
   if(KVX_UNITE)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
+endfunction()
+function(kvx_unite_library name)
+  if(KVX_UNITE STREQUAL "ALL")
+    kvx_unite(${name})
   endif()
 endfunction()

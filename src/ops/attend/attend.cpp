@@ -92,7 +92,7 @@ Tiling matrix_tiling_of(const cpu::TileKernels& math, const AttendArgs& args, in
   return is_packed && tiling.rows < math.matrix->fewest_packed_rows ? Tiling{} : tiling;
 }
 
-void run_split(AttendPlan& plan) {
+void run_split(CpuAttendPlan& plan) {
   const int num_parts = plan.split.num_parts;
   const int num_work_tiles = static_cast<int>(plan.num_work_tiles);
   Scratch<std::vector<float>> memory;  // it grows to the largest call's size and stays
@@ -121,7 +121,7 @@ Status attend(const CpuContext& context, const AttendArgs& args) {
   const cpu::TileKernels& math = cpu::tile_kernels(context.kernels->level);
   const Tiling matrix_tiling = matrix_tiling_of(math, args, largest.rows);
   const bool on_matrix_unit = matrix_tiling.rows > 0;
-  AttendPlan plan = {
+  CpuAttendPlan plan = {
       .context = context,
       .args = args,
       .math = math,

@@ -6,7 +6,7 @@
 
 namespace kvx::ops {
 
-TileReader::TileReader(const AttendPlan& plan, int sequence, int kv_head)
+TileReader::TileReader(const CpuAttendPlan& plan, int sequence, int kv_head)
     : plan_(plan),
       sequence_(sequence),
       kv_head_(kv_head),

@@ -10,7 +10,7 @@ enum class Side { kKey, kValue };
 
 class TileReader {
  public:
-  TileReader(const AttendPlan& plan, int sequence, int kv_head);
+  TileReader(const CpuAttendPlan& plan, int sequence, int kv_head);
 
   // How many tokens the tile that begins at `first` takes: at most the tiling's, before `end`, in
   // blocks of one kind (full-precision or packed); in one block where that has its own channels.
@@ -63,7 +63,7 @@ class TileReader {
                    float* rows) const;
   void find_side(Side side, const TileRows& tile, cpu::PackedTile& rows) const;
 
-  const AttendPlan& plan_;
+  const CpuAttendPlan& plan_;
   int sequence_;
   int kv_head_;
   int64_t sinks_end_ = 0;         // tokens before it lie in full-precision blocks, and those from

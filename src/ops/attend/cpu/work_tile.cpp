@@ -25,7 +25,8 @@ struct WorkTileRows {
 class WorkTileHead {
  public:
   // head counts from the work tile's first.
-  WorkTileHead(const AttendPlan& plan, const WorkTileRows& place, int head, AttendScratch& scratch)
+  WorkTileHead(const CpuAttendPlan& plan, const WorkTileRows& place, int head,
+               AttendScratch& scratch)
       : plan_(plan),
         args_(plan.args),
         kernels_(*plan.context.kernels),
@@ -358,7 +359,7 @@ class WorkTileHead {
     if (args_.lse) args_.lse[token * args_.num_q_heads + q_head(r)] = whole.log_sum_exp();
   }
 
-  const AttendPlan& plan_;
+  const CpuAttendPlan& plan_;
   const AttendArgs& args_;
   const cpu::KernelTable& kernels_;
   const cpu::TileKernels& math_;
@@ -388,7 +389,7 @@ class WorkTileHead {
 // rows that lie side by side are read together.
 class WorkTile {
  public:
-  WorkTile(const AttendPlan& plan, const WorkTileRows& place, AttendScratch& scratch)
+  WorkTile(const CpuAttendPlan& plan, const WorkTileRows& place, AttendScratch& scratch)
       : plan_(plan),
         num_heads_(plan.heads_together),
         tiles_(scratch.tiles),
@@ -452,7 +453,7 @@ class WorkTile {
     }
   }
 
-  const AttendPlan& plan_;
+  const CpuAttendPlan& plan_;
   int num_heads_;
   std::optional<WorkTileHead> heads_[kMaxHeadsTogether];
   TileRows* tiles_;  // [3]: the first head's, its next, and another head's
@@ -460,7 +461,7 @@ class WorkTile {
 };
 
 // The last sequence whose slots begin at or before `slot`.
-int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
+int sequence_of_slot(const CpuAttendPlan& plan, int64_t slot) {
   int low = 0;
   int high = plan.args.num_sequences - 1;
   while (low < high) {
@@ -474,7 +475,7 @@ int sequence_of_slot(const AttendPlan& plan, int64_t slot) {
   return low;
 }
 
-WorkTileRows place_of(const AttendPlan& plan, int64_t work_tile) {
+WorkTileRows place_of(const CpuAttendPlan& plan, int64_t work_tile) {
   const int64_t slot = work_tile / plan.work_tiles_per_slot();
   const int sequence = sequence_of_slot(plan, slot);
   const int64_t first_row = (slot - first_slot(plan, sequence)) * plan.tiling.rows;
@@ -487,13 +488,14 @@ WorkTileRows place_of(const AttendPlan& plan, int64_t work_tile) {
 }
 
 // The partial results of a work tile, [num_parts] of floats_per_part().
-float* results_of(const AttendPlan& plan, int64_t work_tile) {
+float* results_of(const CpuAttendPlan& plan, int64_t work_tile) {
   return plan.partial_results + work_tile * plan.split.num_parts * plan.floats_per_part();
 }
 
 // Never inlined: a work tile that needs little memory must not take the other's from its stack.
 template <class Memory, class Body>
-[[gnu::noinline]] void run_in(const AttendPlan& plan, const WorkTileRows& place, const Body& body) {
+[[gnu::noinline]] void run_in(const CpuAttendPlan& plan, const WorkTileRows& place,
+                              const Body& body) {
   Memory memory;
   memory.scratch.floats = memory.floats;
   memory.scratch.rows = memory.rows;
@@ -502,7 +504,7 @@ template <class Memory, class Body>
 }
 
 template <class Body>
-void run_work_tile(const AttendPlan& plan, int64_t work_tile, const Body& body) {
+void run_work_tile(const CpuAttendPlan& plan, int64_t work_tile, const Body& body) {
   const WorkTileRows place = place_of(plan, work_tile);
   if (place.num_rows == 0) return;
   const int needed = scratch_floats(plan.tiling, plan.key_dim, plan.value_dim, plan.heads_together);
@@ -515,16 +517,16 @@ void run_work_tile(const AttendPlan& plan, int64_t work_tile, const Body& body) 
 
 }  // namespace
 
-void attend_work_tile(const AttendPlan& plan, int64_t work_tile) {
+void attend_work_tile(const CpuAttendPlan& plan, int64_t work_tile) {
   run_work_tile(plan, work_tile, [](WorkTile& tile) { tile.attend_all(); });
 }
 
-void attend_part(const AttendPlan& plan, int64_t work_tile, int part) {
+void attend_part(const CpuAttendPlan& plan, int64_t work_tile, int part) {
   float* result = results_of(plan, work_tile) + part * plan.floats_per_part();
   run_work_tile(plan, work_tile, [=](WorkTile& tile) { tile.attend_part(part, result); });
 }
 
-void merge_parts(const AttendPlan& plan, int64_t work_tile) {
+void merge_parts(const CpuAttendPlan& plan, int64_t work_tile) {
   const float* results = results_of(plan, work_tile);
   run_work_tile(plan, work_tile, [=](WorkTile& tile) { tile.merge_results(results); });
 }

@@ -15,7 +15,7 @@ inline bool has_plain_scores(const AttendArgs& args) {
 }
 
 // What all work tiles of a call share.
-struct AttendPlan {
+struct CpuAttendPlan {
   const CpuContext& context;
   const AttendArgs& args;
   const cpu::TileKernels& math;
@@ -41,17 +41,17 @@ struct AttendPlan {
 // Sequence s's rows are q_len(s) * q_per_kv and need at most first_slot(s + 1) - first_slot(s)
 // tiles: a closed form, so that finding a work tile's sequence needs no table. A slot may turn out
 // empty.
-inline int64_t first_slot(const AttendPlan& plan, int sequence) {
+inline int64_t first_slot(const CpuAttendPlan& plan, int sequence) {
   const int64_t rows_before =
       (int64_t{plan.args.q_starts[sequence]} - plan.args.q_starts[0]) * plan.q_per_kv;
   return rows_before / plan.tiling.rows + sequence;
 }
 
 // Without a split: the whole work tile.
-void attend_work_tile(const AttendPlan& plan, int64_t work_tile);
+void attend_work_tile(const CpuAttendPlan& plan, int64_t work_tile);
 
 // With one: every part of every work tile, then every work tile's merge.
-void attend_part(const AttendPlan& plan, int64_t work_tile, int part);
-void merge_parts(const AttendPlan& plan, int64_t work_tile);
+void attend_part(const CpuAttendPlan& plan, int64_t work_tile, int part);
+void merge_parts(const CpuAttendPlan& plan, int64_t work_tile);
 
 }  // namespace kvx::ops

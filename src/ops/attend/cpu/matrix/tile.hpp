@@ -18,8 +18,8 @@ class MatrixTiles {
     float* rows;         // [kTokenStep, the larger head_dim]
   };
 
-  MatrixTiles(const AttendPlan& plan, const TileReader& reader, int num_rows, const Memory& memory,
-              cpu::Prefetcher& prefetcher)
+  MatrixTiles(const CpuAttendPlan& plan, const TileReader& reader, int num_rows,
+              const Memory& memory, cpu::Prefetcher& prefetcher)
       : plan_(plan),
         reader_(reader),
         num_rows_(num_rows),
@@ -138,7 +138,7 @@ class MatrixTiles {
     return true;
   }
 
-  const AttendPlan& plan_;
+  const CpuAttendPlan& plan_;
   const TileReader& reader_;
   int num_rows_;
   Memory memory_;
