@@ -13,6 +13,8 @@
 namespace kvx::tool {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr cache::EvictionKind kPolicies[] = {cache::EvictionKind::kLru, cache::EvictionKind::kLfu,
                                              cache::EvictionKind::k2Q,
                                              cache::EvictionKind::kAgents};
@@ -99,7 +101,6 @@ std::string table_of(const ReplayCommand& command, const std::vector<Run>& runs)
 }
 
 std::string json_of(const ReplayCommand& command, const std::vector<Run>& runs) {
-  using Json = nlohmann::ordered_json;
   Json list = Json::array();
   for (const Run& run : runs) {
     const ReplayCounters& counted = run.counters;

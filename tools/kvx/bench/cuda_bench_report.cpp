@@ -5,6 +5,11 @@
 #include "tools/kvx/table.hpp"
 
 namespace kvx::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
 
 std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
   Table table({{"format"},
@@ -42,7 +47,6 @@ std::string cuda_bench_table(const CudaBenchReport& report, bool color) {
 }
 
 std::string cuda_bench_json(const CudaBenchReport& report) {
-  using Json = nlohmann::ordered_json;
   Json measurements = Json::array();
   for (const CudaMeasurement& m : report.measurements) {
     measurements.push_back({{"format", m.format},
