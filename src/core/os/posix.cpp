@@ -121,6 +121,9 @@ bool reserve_file(int descriptor, int64_t bytes) {
 }
 
 bool sync_file(int descriptor) {
+#ifdef F_FULLFSYNC  // macOS, whose fsync() leaves bytes in the disk's cache
+  if (fcntl(descriptor, F_FULLFSYNC) == 0) return true;
+#endif
   return fsync(descriptor) == 0;
 }
 
@@ -174,11 +177,11 @@ uint8_t* map(int64_t bytes) {
 
 // A huge page must begin on its own size: one page too much is mapped and the ends are given back.
 uint8_t* map_on_huge_pages(int64_t bytes) {
-  constexpr int64_t kPageBytes = 4096;
-  const auto rounded = (CheckedSize(bytes) + (kPageBytes - 1)).get();
-  const auto with_spare = (CheckedSize(bytes) + (kPageBytes - 1) + kHugePageBytes).get();
+  const int64_t page_bytes = sysconf(_SC_PAGESIZE);  // 16 KiB on Apple's processors
+  const auto rounded = (CheckedSize(bytes) + (page_bytes - 1)).get();
+  const auto with_spare = (CheckedSize(bytes) + (page_bytes - 1) + kHugePageBytes).get();
   if (!rounded || !with_spare) return nullptr;
-  const int64_t kept = *rounded / kPageBytes * kPageBytes;
+  const int64_t kept = *rounded / page_bytes * page_bytes;
   uint8_t* mapped = map(kept + kHugePageBytes);
   if (!mapped) return nullptr;
   const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped));
@@ -215,6 +218,22 @@ void unmap_file(uint8_t* data, int64_t bytes) {
   munmap(data, bytes);
 }
 
+#ifdef __APPLE__
+
+std::string shared_memory_folder() {
+  return "/tmp";  // files: it has no folder that is memory
+}
+
+std::string component_file(std::string_view component) {
+  return fmt::format("libkvx_{}.1.dylib", component);
+}
+
+std::string_view library_path_variable() {
+  return "DYLD_LIBRARY_PATH";
+}
+
+#else
+
 std::string shared_memory_folder() {
   return "/dev/shm";
 }
@@ -226,6 +245,8 @@ std::string component_file(std::string_view component) {
 std::string_view library_path_variable() {
   return "LD_LIBRARY_PATH";
 }
+
+#endif
 
 void* open_library(const std::string& file) {
   return dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);

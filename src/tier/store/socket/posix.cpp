@@ -31,6 +31,21 @@ int number_of(intptr_t number) {
   return static_cast<int>(number);
 }
 
+// One that does not block and that other programs do not inherit; negative: there is none.
+int open_socket(int family) {
+#ifdef SOCK_NONBLOCK
+  return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+#else  // macOS, whose older versions take SIGPIPE off a socket, not off a call
+  const int made = ::socket(family, SOCK_STREAM, 0);
+  if (made < 0) return made;
+  const int yes = 1;
+  setsockopt(made, SOL_SOCKET, SO_NOSIGPIPE, &yes, sizeof yes);
+  fcntl(made, F_SETFD, FD_CLOEXEC);
+  fcntl(made, F_SETFL, O_NONBLOCK);
+  return made;
+#endif
+}
+
 }  // namespace
 
 std::string Socket::problem_of_system() {
@@ -71,7 +86,7 @@ Status Socket::wait(Wish wish, Deadline deadline) const {
 
 Result<Socket> Socket::connect_to(const void* address, Deadline deadline) {
   const auto& to = *static_cast<const addrinfo*>(address);
-  Socket made(::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Socket made(open_socket(to.ai_family));
   if (made.number_ == kNone) return internal_error("no socket: {}", std::strerror(errno));
   const int number = number_of(made.number_);
   if (::connect(number, to.ai_addr, to.ai_addrlen) != 0) {
