@@ -87,7 +87,8 @@ run_tests() {
   KVX_TEST_TEXT=$(text_path)
   export KVX_TEST_MODEL KVX_TEST_TEXT
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-  export TSAN_OPTIONS=${TSAN_OPTIONS:-suppressions=$ROOT/tests/tsan.supp}
+  # A process that a test forks may have threads of its own.
+  export TSAN_OPTIONS=${TSAN_OPTIONS:-suppressions=$ROOT/tests/tsan.supp:die_after_fork=0}
 
   local build=build/$preset status=0
   rm -rf "$build/test-reports"
