@@ -6,8 +6,8 @@ Builds the library, the tools and the tests into build/<preset>.
 
 usage: ./dev build [PRESET | --release] [-- NINJA OPTIONS]
 
-  PRESET     dev (default), release, release-all, cuda, asan, tsan or arm,
-             as in CMakePresets.json
+  PRESET     dev (default), release, release-all, cuda, asan, tsan, arm,
+             windows or macos, as in CMakePresets.json
   --release  release-all: what is given away, with kernels for every supported GPU
 
 example: ./dev build asan -- -j4
@@ -27,10 +27,11 @@ cmd_build() {
     [[ $1 == -- ]] || bad_usage build "unknown option '$1'"
     shift
   fi
-  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan|arm)$ ]] ||
+  [[ $preset =~ ^(dev|release|release-all|cuda|asan|tsan|arm|windows|macos)$ ]] ||
     bad_usage build "unknown preset '$preset'"
   ensure_packages
   [[ $preset != arm ]] || ensure_arm_packages
+  [[ ! $preset =~ ^(windows|macos)$ ]] || ensure_cross_root "$preset"
   build_preset "$preset" "$@"
   summary
 }

@@ -3,7 +3,8 @@
 PACKAGE_LIST=$ROOT/tools/packages.debian
 
 # ensure_packages [LIST]: installs missing packages, as root directly, else through sudo; fast when
-# all are there. Lines name:arm64 are another architecture's (arm.sh) and are passed over.
+# all are there. Lines name:arm64 and name:source are not this machine's (arm.sh, cross.sh) and are
+# passed over.
 ensure_packages() {
   command -v dpkg-query >/dev/null ||
     fail "this is no Debian system: install what tools/packages.debian lists, use cmake --preset dev"
@@ -11,7 +12,7 @@ ensure_packages() {
   local -A wanted=() found=()
   local name version line
   while IFS= read -r line; do
-    [[ -z $line || $line == \#* || $line == *:arm64=* ]] && continue
+    [[ -z $line || $line == \#* || ${line%%=*} == *:* ]] && continue
     wanted[${line%%=*}]=${line#*=}
   done <"${1:-$PACKAGE_LIST}"
   while read -r name version line; do

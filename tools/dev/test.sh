@@ -6,7 +6,7 @@ Builds and runs the tests; what they need is installed and downloaded first.
 
 usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
        ./dev test --arm [REGEX]
-       ./dev test --windows [REGEX]
+       ./dev test --windows [REGEX] | --macos
        ./dev test --hf | --vllm | --lmdeploy | --torch | --mooncake | --oldest |
                   --python-asan
 
@@ -17,9 +17,10 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --arm       only the unit tests, or those whose binary's name matches, built for 64-bit Arm and
               run under qemu-user on the processor that KVX_ARM_CPU names (default max,sve=off): the
               cross compiler, the emulator and Arm's libraries are fetched first, 250 MB
-  --windows   only whether MinGW's compiler parses the library's sources, and the tests of the
-              system's calls under Wine (docs/windows.md); with REGEX the sources whose path
-              matches, and no tests
+  --windows   only kvx.dll and the conformance kit, the examples and tests/core, or those whose
+              name matches, built by ziglang and run under Wine (docs/windows.md): 100 MB of
+              compilers from PyPI, and sources of libraries
+  --macos     only libkvx.dylib, the conformance kit and the examples, likewise built, and not run
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB
@@ -50,6 +51,11 @@ cmd_test() {
       --arm)
         (($# <= 2)) || bad_usage test "--arm takes at most one name"
         test_arm "${2:-}"
+        return
+        ;;
+      --macos)
+        (($# == 1)) || bad_usage test "--macos stands alone"
+        test_macos
         return
         ;;
       --windows)
