@@ -102,12 +102,9 @@ endfunction()
 # include and instantiate is compiled once. Names of unnamed namespaces meet there; a test file whose
 # names others use too puts them into a namespace of its own name. One file after the other:
 # -DKVX_UNITE=OFF. The library's sources too, of which a change would then compile eight: ALL, for
-# builds that are made once. The environment may say it as well.
-set(kvx_unite_default ON)
-if(DEFINED ENV{KVX_UNITE})
-  set(kvx_unite_default $ENV{KVX_UNITE})
-endif()
-set(KVX_UNITE ${kvx_unite_default} CACHE STRING "compile several sources at a time: ON (not the library's), ALL or OFF")
+# builds that are made once.
+set(KVX_UNITE ON CACHE STRING
+    "compile several sources at a time: ON (not the library's), ALL or OFF")
 function(kvx_unite name)
   if(KVX_UNITE)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)

@@ -12,7 +12,7 @@ namespace {
 
 template <class T>
 std::span<const T> span_of(const nb::ndarray<nb::ro>& array) {
-  return {static_cast<const T*>(array.data()), array.size()};
+  return {numbers<T>(array), array.size()};
 }
 
 }  // namespace

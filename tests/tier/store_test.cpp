@@ -178,8 +178,8 @@ TEST(FolderStore, AWriterThatIsKilledLeavesWholeValues) {
     // The first writer lives until it has put something, however slow the machine.
     do {
       std::this_thread::sleep_for(pause);
-    } while (i == 0 && get_one(*reader, "kvx1/t/s/00-0p", buffer) < 0 &&
-             waitpid(writer, nullptr, WNOHANG) == 0);
+      ASSERT_EQ(waitpid(writer, nullptr, WNOHANG), 0) << "the writer ended before it was killed";
+    } while (i == 0 && get_one(*reader, "kvx1/t/s/00-0p", buffer) < 0);
     kill(writer, SIGKILL);
     waitpid(writer, nullptr, 0);
     for (int key = 0; key < 10; ++key) {

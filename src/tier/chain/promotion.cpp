@@ -241,7 +241,7 @@ class Planner {
     bool has_evicted = true;
     while (first_.index->is_full() && has_evicted) {
       has_evicted = false;
-      for (int c = 0; c < first_.pool->num_classes(); ++c) {
+      for (int c = 0; c < first_.pool->num_classes() && first_.index->is_full(); ++c) {
         has_evicted = first_.pool->evict(c, 1) > 0 || has_evicted;
       }
     }
