@@ -71,7 +71,7 @@ TEST(SequenceTransfer, GivesTheSameBytesAndHardlyMore) {
         std::ranges::equal(to->recorded_tokens(imported.value()), from->recorded_tokens(sequence)));
     EXPECT_EQ(report.bytes, exported->state().bytes);
     EXPECT_EQ(exported->state().bytes_sent, report.bytes);
-    EXPECT_TRUE(exported->wait(0));
+    EXPECT_TRUE(exported->wait(5000));
     // Tokens, the fingerprint and a checksum a block weigh more in so small a cache.
     EXPECT_LT(static_cast<double>(report.bytes),
               1.10 * static_cast<double>(from->sequence_bytes(kNumTokens).total()))
