@@ -166,61 +166,105 @@ KVX_INLINE void interleave_chunks(Rows rows, int row_bytes, int offset, __m128i*
   fours[3] = _mm_unpackhi_epi16(b, d);
 }
 
-KVX_INLINE void store_four(__m128i four, int8_t* at) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), four);
+// The same of 32 bytes of a row, of which each lane has half.
+template <class Rows>
+KVX_INLINE void interleave_halves(Rows rows, int offset, __m256i* fours) {
+  __m256i tokens[4];
+  for (int t = 0; t < 4; ++t) {
+    tokens[t] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[t] + offset));
+  }
+  const __m256i a = _mm256_unpacklo_epi8(tokens[0], tokens[1]);
+  const __m256i b = _mm256_unpackhi_epi8(tokens[0], tokens[1]);
+  const __m256i c = _mm256_unpacklo_epi8(tokens[2], tokens[3]);
+  const __m256i d = _mm256_unpackhi_epi8(tokens[2], tokens[3]);
+  fours[0] = _mm256_unpacklo_epi16(a, c);
+  fours[1] = _mm256_unpackhi_epi16(a, c);
+  fours[2] = _mm256_unpacklo_epi16(b, d);
+  fours[3] = _mm256_unpackhi_epi16(b, d);
 }
 
-// Eight bytes of four tokens, from fours[0] and fours[1]: sixteen numbers in two parts.
+// Numbers 0 to 3, and 4 to 7, of each lane's eight, which have two parts.
+KVX_INLINE void store_lanes(__m256i first, __m256i second, int8_t* part, int8_t* other_part) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(part),
+                      _mm256_permute2x128_si256(first, second, 0x20));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(other_part),
+                      _mm256_permute2x128_si256(first, second, 0x31));
+}
+
+// Of each lane four bytes of four tokens, which are eight numbers of a part.
 template <class Codec, format::Packing P>
-KVX_INLINE void store_nibbles(const __m128i* fours, int8_t* place) {
-  const __m256i bytes = _mm256_setr_m128i(fours[0], fours[1]);
+KVX_INLINE void store_nibbles(__m256i bytes, int8_t* part, int8_t* other_part) {
   const __m256i low_four = _mm256_set1_epi8(15);
   const __m256i table = nibble_table<Codec, CodeBytes<Codec>::kValueBias>();
   const __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, low_four));
   const __m256i high =
       _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low_four));
-  __m256i first, second;  // numbers 0 to 3 and 4 to 7 of each lane's eight
   if constexpr (P == format::Packing::kTurboMind) {
     const __m256 a = _mm256_castsi256_ps(low);
     const __m256 b = _mm256_castsi256_ps(high);
-    first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
-    second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
+    store_lanes(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD)), part, other_part);
   } else {
     static_assert(P == format::Packing::kNibbles, "store_nibbles has no branch for this packing");
-    first = _mm256_unpacklo_epi32(low, high);
-    second = _mm256_unpackhi_epi32(low, high);
+    store_lanes(_mm256_unpacklo_epi32(low, high), _mm256_unpackhi_epi32(low, high), part,
+                other_part);
   }
-  store_four(_mm256_castsi256_si128(first), place);
-  store_four(_mm256_castsi256_si128(second), place + 16);
-  store_four(_mm256_extracti128_si256(first, 1), place + kPartBytes);
-  store_four(_mm256_extracti128_si256(second, 1), place + kPartBytes + 16);
+}
+
+// 32 bytes of four tokens' rows.
+template <class Codec, format::Packing P>
+KVX_INLINE void unpack_halves(const uint8_t* const* rows, int offset, int8_t* part) {
+  __m256i fours[4];
+  interleave_halves(rows, offset, fours);
+  if constexpr (CodeBytes<Codec>::kIsNibble) {
+    for (int i = 0; i < 4; ++i, part += kPartBytes) {
+      store_nibbles<Codec, P>(fours[i], part, part + 4 * kPartBytes);
+    }
+  } else {
+    const __m256i flip = _mm256_set1_epi8(static_cast<char>(CodeBytes<Codec>::kValueFlip));
+    for (int i = 0; i < 4; i += 2, part += kPartBytes) {
+      store_lanes(_mm256_xor_si256(fours[i], flip), _mm256_xor_si256(fours[i + 1], flip), part,
+                  part + 2 * kPartBytes);
+    }
+  }
+}
+
+// The last bytes of four tokens' rows: sixteen, or eight.
+template <class Codec, format::Packing P>
+KVX_INLINE void unpack_rest(const uint8_t* const* rows, int row_bytes, int offset, int8_t* part) {
+  __m128i fours[4];
+  interleave_chunks(rows, row_bytes, offset, fours);
+  const __m256i halves[2] = {_mm256_setr_m128i(fours[0], fours[1]),
+                             _mm256_setr_m128i(fours[2], fours[3])};
+  for (int i = 0; i < 2 && offset + 8 * i < row_bytes; ++i) {
+    if constexpr (CodeBytes<Codec>::kIsNibble) {
+      store_nibbles<Codec, P>(halves[i], part + 2 * i * kPartBytes,
+                              part + (2 * i + 1) * kPartBytes);
+    } else {
+      const __m256i flip = _mm256_set1_epi8(static_cast<char>(CodeBytes<Codec>::kValueFlip));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(part + i * kPartBytes),
+                          _mm256_xor_si256(halves[i], flip));
+    }
+  }
 }
 
 template <class Codec, format::Packing P>
 KVX_INLINE void unpack_values(const PackedTile& values, int8_t* tile, Prefetcher& prefetcher) {
-  using Code = CodeBytes<Codec>;
+  constexpr int kPartsOfEight = 8 / Codec::kBits;  // parts that eight bytes of a row make
   const int row_bytes = values.head_dim * Codec::kBits / 8;
   const int num_fours = values.padded_tokens() / 4;
-  const __m128i flip = _mm_set1_epi8(static_cast<char>(Code::kValueFlip));
   prefetcher.pace(PhaseShares::kUnpackValues, num_fours);
   for (int place = 0; place < kPlaces; ++place) {
     if (four_at(place) >= num_fours) continue;
     prefetcher.step();
     const uint8_t* const* rows = values.codes + 4 * four_at(place);
-    int8_t* out = tile + place * kPlaceBytes;
-    for (int offset = 0; offset < row_bytes; offset += 16, out += 2 * kPartBytes) {
-      __m128i fours[4];
-      interleave_chunks(rows, row_bytes, offset, fours);
-      if constexpr (Code::kIsNibble) {
-        store_nibbles<Codec, P>(fours, out);
-        if (offset + 16 > row_bytes) break;
-        out += 2 * kPartBytes;
-        store_nibbles<Codec, P>(fours + 2, out);
-      } else {
-        for (int i = 0; i < 4; ++i) {
-          store_four(_mm_xor_si128(fours[i], flip), out + i / 2 * kPartBytes + i % 2 * 16);
-        }
-      }
+    int8_t* part = tile + place * kPlaceBytes;
+    int offset = 0;
+    for (; offset + 32 <= row_bytes; offset += 32, part += 4 * kPartsOfEight * kPartBytes) {
+      unpack_halves<Codec, P>(rows, offset, part);
+    }
+    for (; offset < row_bytes; offset += 16, part += 2 * kPartsOfEight * kPartBytes) {
+      unpack_rest<Codec, P>(rows, row_bytes, offset, part);
     }
   }
 }
