@@ -10,6 +10,7 @@
 #include "kv/kv_step.hpp"
 #include "tests/api/owned_cache.hpp"
 #include "tests/gpu/gpu.hpp"
+#include "tests/support/temporary_path.hpp"
 
 namespace kvx::tests::two_devices_test {
 namespace {
@@ -154,7 +155,7 @@ TEST_F(GpuTwoDevices, CachesOnBothGiveTheSame) {
 // Its rows are staged in pinned memory, which is written again when the copy before has ended: on
 // the second GPU's default stream, not on the current one's.
 TEST_F(GpuTwoDevices, AFileOfAnotherRecipeIsLoadedOnTheSecondsDefaultStream) {
-  const std::string file = testing::TempDir() + "two_devices_test.kvx";
+  const std::string file = tests::temporary_path("two_devices_test.kvx");
   run_cache(context(), "bf16", file);
   const auto loaded = [&](const ops::CudaContext& context) {
     const auto cache = created(context, "int8");

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_path.hpp"
 #include "tier/cache_file.hpp"
 
 namespace kvx::tier {
@@ -23,9 +24,9 @@ using ::testing::IsEmpty;
 class TemporaryFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) /
-              (std::string("kvx_temporary_") +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ =
+        tests::temporary_path(std::string("kvx_temporary_") +
+                              ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }

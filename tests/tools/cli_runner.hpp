@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/support/temporary_path.hpp"
 #include "tools/kvx/files.hpp"
 
 namespace kvx::tool {
@@ -23,8 +24,8 @@ class Cli : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              (std::string("kvx_cli_") + test->test_suite_name() + test->name());
+    folder_ =
+        tests::temporary_path(std::string("kvx_cli_") + test->test_suite_name() + test->name());
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_ / "work");
   }

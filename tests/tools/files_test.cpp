@@ -6,6 +6,8 @@
 
 #include <filesystem>
 
+#include "tests/support/temporary_path.hpp"
+
 namespace kvx::tool {
 namespace {
 
@@ -17,7 +19,7 @@ class Files : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(::testing::TempDir()) / (std::string("kvx_files_") + test->name());
+    folder_ = tests::temporary_path(std::string("kvx_files_") + test->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }

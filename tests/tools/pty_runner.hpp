@@ -43,13 +43,13 @@ class PtyRunner {
 
   void type(const std::string& keys) { (void)!write(terminal_, keys.data(), keys.size()); }
 
-  // Reads until the text appears behind what an earlier call has found; false after a minute, or
-  // when the program has ended without it.
+  // Reads until the text appears behind what an earlier call has found; false after five minutes,
+  // or when the program has ended without it.
   bool expect(const std::string& text) { return expect_one_of({text}) == 0; }
 
   // As expect, of several texts: the index of the first that appears, or -1.
   int expect_one_of(const std::vector<std::string>& texts) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
     while (true) {
       for (size_t i = 0; i < texts.size(); ++i) {
         const size_t at = screen_.find(texts[i], seen_);
@@ -62,12 +62,12 @@ class PtyRunner {
   }
 
   // Reads what is left and returns the exit code; -1 where a signal ended the program, or where it
-  // wrote nothing for a minute and was killed.
+  // wrote nothing for five minutes and was killed.
   int wait() {
     while (read_some()) {
     }
     int status = 0;
-    for (int i = 0; i < 100 && !has_ended_; ++i) {
+    for (int i = 0; i < 6000 && !has_ended_; ++i) {
       has_ended_ = waitpid(child_, &status, WNOHANG) == child_;
       if (!has_ended_) usleep(10'000);
     }
@@ -85,7 +85,7 @@ class PtyRunner {
  private:
   bool read_some() {
     pollfd source = {terminal_, POLLIN, 0};
-    if (poll(&source, 1, 60'000) <= 0) return false;
+    if (poll(&source, 1, 300'000) <= 0) return false;
     char bytes[4096];
     const ssize_t num_read = read(terminal_, bytes, sizeof bytes);
     if (num_read > 0) screen_.append(bytes, static_cast<size_t>(num_read));

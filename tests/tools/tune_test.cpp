@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "kv/plan/layer_plan.hpp"
+#include "tests/support/temporary_path.hpp"
 #include "tests/tools/tiny_model.hpp"
 #include "tools/kvx/files.hpp"
 #include "tools/kvx/tune/budget.hpp"
@@ -196,11 +199,17 @@ class CorpusTest : public ::testing::Test {
     static const std::vector<uint8_t> file = tests::tiny_chat_model().file();
     return runner::Tokenizer::create(runner::GgufView::parse(file).value()).value();
   }
-  static std::string written(const char* name, const std::string& content) {
-    const std::string path = ::testing::TempDir() + name;
-    EXPECT_TRUE(write_file("text", path, content).ok());
-    return path;
+  ~CorpusTest() override {
+    for (const std::string& path : written_) std::filesystem::remove(path);
   }
+  std::string written(const char* name, const std::string& content) {
+    written_.push_back(tests::temporary_path(name));
+    EXPECT_TRUE(write_file("text", written_.back(), content).ok());
+    return written_.back();
+  }
+
+ private:
+  std::vector<std::string> written_;
 };
 
 TEST_F(CorpusTest, DealsWindowsThatShareNoToken) {
