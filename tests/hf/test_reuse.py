@@ -169,7 +169,7 @@ def test_files_that_do_not_fit_change_nothing(tmp_path):
 
 def test_tiers_are_named_as_everywhere_and_counted_together(tmp_path):
     model = kvx.hf.enable(tiny_model("llama"))
-    tiers = f"host(64KiB), disk({tmp_path}, 16MiB), folder({tmp_path}/shared)"
+    tiers = f"host(64KiB), disk({tmp_path}, 16MiB), folder({tmp_path}/shared, timeout=60s)"
     cache = new_cache(model, max_tokens=128, max_batch=1, tiers=tiers)
     assert cache.tiers() == []
     said = spoken(model, cache)
@@ -179,7 +179,7 @@ def test_tiers_are_named_as_everywhere_and_counted_together(tmp_path):
         cache.reset()
         other = tokens_of(model, cache, unmasked(prompt(1, 70, seed=20 + seed)))
         cache.record(other)
-    cache.wait_for_tiers()
+        cache.wait_for_tiers()
     expected = tokens_of(model, new_cache(model), next_turn(said))
     assert cache.begin(next_turn(said)["input_ids"]) >= 64
     assert torch.equal(tokens_of(model, cache, next_turn(said)), expected)
@@ -189,7 +189,8 @@ def test_tiers_are_named_as_everywhere_and_counted_together(tmp_path):
     assert host.allocated <= 64 * 2**10 and disk.allocated <= 16 * 2**20, "of all layers together"
     assert host.bad + disk.bad + folder.bad == 0
 
-    another = new_cache(model, max_tokens=128, max_batch=1, tiers=f"folder({tmp_path}/shared)")
+    shared = f"folder({tmp_path}/shared, timeout=60s)"
+    another = new_cache(model, max_tokens=128, max_batch=1, tiers=shared)
     assert another.begin(next_turn(said)["input_ids"]) >= 64, "what the first one computed"
     assert torch.equal(tokens_of(model, another, next_turn(said)), expected)
     assert another.tiers()[0].loaded > 0

@@ -32,7 +32,7 @@ class Registered {
 TEST(CallersStore, AnotherCacheBeginsWithWhatOneComputed) {
   const Registered<tier::MapStore> store;
   const auto writer = cache_of({"store(test)"});
-  const auto reader = cache_of({"host(1MiB), store(test, timeout=5s)"});
+  const auto reader = cache_of({"host(1MiB), store(test)"});
   int64_t found = 0;
   come_and_go(*writer, 1, found);
   const auto expected = come_and_go(*writer, 1, found);
@@ -64,7 +64,7 @@ TEST(CallersStore, AStoreThatNeverReturnsHoldsNobodyUp) {
     const tier::HostTierSnapshot seen = cache->snapshot().tiers[0];
     EXPECT_GT(seen.num_failed_calls, 0);
     EXPECT_GT(seen.num_dropped, 0);
-    EXPECT_THAT(seen.last_problem, HasSubstr("has not returned from"));
+    EXPECT_THAT(seen.last_problem, HasSubstr("not returned"));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60)) << "it ended";
   store->let_go();
@@ -86,20 +86,23 @@ TEST(CallersStore, LoadsThatAreLateLeaveTheirBlocksToTheStep) {
   store->let_go();
 }
 
-// Every way to misbehave, by chance, beside a cache without a store.
+// Every way to misbehave, by chance, beside a cache without a store. On a machine that stalls all
+// answers may be late: there are more rounds then, with more time each.
 TEST(CallersStore, AHostileStoreServesNothingWrong) {
   const int num_rounds = static_cast<int>(cache::num_operations(15, 1000));
   int64_t num_failed = 0, num_bad = 0, num_loaded = 0;
-  for (int round = 0; round < num_rounds; ++round) {
+  const auto has_seen_all = [&] { return num_failed > 0 && num_bad > 0 && num_loaded > 0; };
+  for (int round = 0; round < num_rounds || (round < 10 * num_rounds && !has_seen_all()); ++round) {
     const Registered<tier::RandomlyHostileStore> store(static_cast<uint32_t>(round));
-    const auto writer = cache_of({"store(test, timeout=10ms)"});
+    const std::string tiers = fmt::format("store(test, timeout={}ms)", 10 << (round / num_rounds));
+    const auto writer = cache_of({tiers});
     int64_t found = 0;
     come_and_go(*writer, 1 + round, found);
     const auto expected = come_and_go(*writer, 1 + round, found);
     ASSERT_EQ(found, kNumFound);
     writer->wait_for_tiers();
     for (int i = 0; i < 3; ++i) {
-      const auto reader = cache_of({"store(test, timeout=10ms)"});
+      const auto reader = cache_of({tiers});
       EXPECT_EQ(come_and_go(*reader, 1 + round, found), expected) << "round " << round;
       reader->wait_for_tiers();
       EXPECT_EQ(reader->snapshot().classes[0].num_active, 0) << "no block was lost";

@@ -11,6 +11,7 @@
 #include "cache/prefix/erasure.hpp"
 #include "tests/kv/stored_caches.hpp"
 #include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_path.hpp"
 #include "tests/tier/redis_server.hpp"
 
 namespace kvx::kv {
@@ -108,7 +109,7 @@ class Traces {
 
 class Erase : public testing::Test {
  protected:
-  Erase() : folder_(testing::TempDir() + "kvx_erase") { fs::remove_all(folder_); }
+  Erase() : folder_(tests::temporary_path("kvx_erase")) { fs::remove_all(folder_); }
   void SetUp() override {
     if (is_on_gpu()) GTEST_SKIP() << "looks for blocks in the host's memory";
     fs::create_directories(folder_);
@@ -218,7 +219,7 @@ TEST_F(Erase, WhatIsInUseIsRefusedAndNothingIsErased) {
 
 TEST_F(Erase, AStoreThatCannotBeReachedIsAnErrorAfterTheRest) {
   tier::RedisServer server;
-  const auto cache = cache_with(fmt::format("host(1MiB), redis({}, timeout=100ms)", server.url()));
+  const auto cache = cache_with(fmt::format("host(1MiB), redis({})", server.url()));
   compute(*cache, 1, kMine);
   const Traces traces(*cache, {kMine, true, {}, 0});
   server.kill();

@@ -58,6 +58,7 @@ def test_the_host_tier_gives_back_what_the_cache_had_no_room_for(tmp_path, in_fi
     feed(cache, first, text(200))
     before = stored(cache, first)
     cache.free_sequence(first)
+    cache.wait_for_tier()  # a step waits for files for a while only
     other = cache.create_sequence()
     feed(cache, other, text(512)[::-1])
     cache.free_sequence(other)

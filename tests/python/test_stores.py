@@ -40,10 +40,10 @@ class MapStore:
 def registered():
     names = []
 
-    def register(store):
+    def register(store, timeout="60s"):  # a machine may stall
         names.append(f"store-{len(names)}")
         kvx.register_store(names[-1], store)
-        return f"store({names[-1]}, timeout=300ms)"
+        return f"store({names[-1]}, timeout={timeout})"
 
     yield register
     for name in names:
@@ -123,7 +123,7 @@ def test_a_store_that_never_returns_holds_nobody_up(registered):
             return super().exists(keys)
 
     begin = time.monotonic()
-    cache = cache_with(registered(Hanging()))
+    cache = cache_with(registered(Hanging(), timeout="300ms"))
     assert compute(cache) == 0
     assert "has not returned from exists within 300 ms" in cache.tiers()[0].last_problem
     del cache
@@ -137,7 +137,7 @@ def test_a_store_goes_with_its_last_cache(registered):
     store = MapStore()
     alive = weakref.ref(store)
     kvx.register_store("weak", store)
-    cache = cache_with("store(weak)")
+    cache = cache_with("store(weak, timeout=60s)")
     kvx.unregister_store("weak")
     del store
     assert alive() is not None and compute(cache) == 0

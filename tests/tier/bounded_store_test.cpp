@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/waits_until.hpp"
 #include "tests/tier/hostile_store.hpp"
 #include "tier/store/bounded_store.hpp"
 #include "tier/store/store_registry.hpp"
@@ -14,7 +15,7 @@ using testing::HasSubstr;
 
 template <class Store>
 struct Bounded {
-  explicit Bounded(milliseconds timeout = milliseconds(2000))
+  explicit Bounded(milliseconds timeout = milliseconds(60'000))
       : inner(std::make_shared<Store>()), store(inner, timeout) {}
   std::shared_ptr<Store> inner;
   BoundedStore store;
@@ -108,12 +109,8 @@ TEST(BoundedStore, ACallThatNeverReturnsIsLeftBehind) {
               HasSubstr("calls that have not returned"))
       << "no thread is started for ever more calls";
   bounded.inner->let_go();
-  bool has_answered = false;
-  for (int i = 0; i < 500 && !has_answered; ++i) {
-    has_answered = bounded.store.exists(keys, has).ok();
-    if (!has_answered) std::this_thread::sleep_for(milliseconds(10));
-  }
-  EXPECT_TRUE(has_answered) << "it is called again when its calls have returned";
+  EXPECT_TRUE(tests::waits_until([&] { return bounded.store.exists(keys, has).ok(); }))
+      << "it is called again when its calls have returned";
 }
 
 TEST(BoundedStore, ALateCallOutlivesItsStoreWithMemoryOfItsOwn) {
@@ -125,9 +122,7 @@ TEST(BoundedStore, ALateCallOutlivesItsStoreWithMemoryOfItsOwn) {
     EXPECT_FALSE(store.put(std::span(&put, 1)).ok());
   }
   inner->let_go();
-  for (int i = 0; i < 500 && inner->num_values() == 0; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
+  ASSERT_TRUE(tests::waits_until([&] { return inner->num_values() > 0; }));
   std::vector<uint8_t> kept(1000);
   StoreGet get{"a", kept};
   ASSERT_TRUE(inner->get(std::span(&get, 1)).ok());

@@ -9,50 +9,60 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "tests/support/waits_until.hpp"
 
 namespace kvx::tier {
 
-// A port that nobody listens on at this moment.
-inline int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  EXPECT_EQ(bind(socket, reinterpret_cast<sockaddr*>(&address), bytes), 0);
-  EXPECT_EQ(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
-  close(socket);
-  return ntohs(address.sin_port);
-}
+// A port of this machine that nobody listens on. As long as this lives the kernel gives it to no
+// other socket, neither to one that binds port 0 nor to one that connects; a server that sets
+// SO_REUSEADDR, as Redis does, may bind it.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int one = 1;
+    EXPECT_EQ(setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one), 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), bytes), 0);
+    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+    number_ = ntohs(address.sin_port);
+  }
+  ~ReservedPort() { close(socket_); }
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int socket_;
+  int number_ = 0;
+};
 
 class RedisServer {
  public:
-  explicit RedisServer(std::vector<std::string> options = {})
-      : RedisServer(free_port(), std::move(options)) {}
-  // options: redis-server's, with those that name `port`.
-  RedisServer(int port, std::vector<std::string> options)
-      : options_(std::move(options)), port_(port) {
+  enum class Wire { kPlain, kTls };
+  // options: redis-server's, beside its port.
+  explicit RedisServer(std::vector<std::string> options = {}, Wire wire = Wire::kPlain)
+      : options_(std::move(options)), wire_(wire) {
     start();
   }
   ~RedisServer() { kill(); }
   RedisServer(const RedisServer&) = delete;
   RedisServer& operator=(const RedisServer&) = delete;
 
-  int port() const { return port_; }
-  std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_); }
+  int port() const { return port_.number(); }
+  std::string url() const { return "redis://127.0.0.1:" + std::to_string(port()); }
 
   void start() {
     process_ = fork();
     if (process_ == 0) run();
-    for (int i = 0; i < 500 && !is_listening(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    ASSERT_TRUE(is_listening()) << "redis-server does not listen";
+    ASSERT_TRUE(tests::waits_until([this] { return is_listening(); }))
+        << "redis-server does not listen";
   }
   // At once, as a crash does it.
   void kill() { end(SIGKILL); }
@@ -75,7 +85,7 @@ class RedisServer {
   }
 
  private:
-  std::string client() const { return "redis-cli -p " + std::to_string(port_); }
+  std::string client() const { return "redis-cli -p " + std::to_string(port()); }
   static std::string output_of(const std::string& command) {
     FILE* const pipe = popen(command.c_str(), "r");
     EXPECT_NE(pipe, nullptr);
@@ -92,9 +102,11 @@ class RedisServer {
     process_ = 0;
   }
   [[noreturn]] void run() const {
-    std::vector<std::string> words = {
-        "redis-server", "--bind", "127.0.0.1",  "--port", std::to_string(port_), "--save", "",
-        "--appendonly", "no",     "--loglevel", "warning"};
+    std::vector<std::string> words = {"redis-server", "--bind", "127.0.0.1",  "--save", "",
+                                      "--appendonly", "no",     "--loglevel", "warning"};
+    if (wire_ == Wire::kTls) words.insert(words.end(), {"--port", "0", "--tls-port"});
+    if (wire_ == Wire::kPlain) words.push_back("--port");
+    words.push_back(std::to_string(port()));
     words.insert(words.end(), options_.begin(), options_.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
@@ -108,7 +120,7 @@ class RedisServer {
     const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_port = htons(static_cast<uint16_t>(port()));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const bool is_there =
         connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
@@ -117,7 +129,8 @@ class RedisServer {
   }
 
   std::vector<std::string> options_;
-  int port_;
+  Wire wire_;
+  ReservedPort port_;
   pid_t process_ = 0;
 };
 

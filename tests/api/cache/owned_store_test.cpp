@@ -111,10 +111,10 @@ TEST(OwnedStore, IsATierOfAnyCacheAndReleasedByTheLast) {
   const kvx_store_t hook = hook_of(store);
   ASSERT_EQ(kvx_store_register("c-store", &hook), KVX_STATUS_OK) << kvx_last_error();
   {
-    api::Cache writer = std::move(*cache_behind("store(c-store)"));
+    api::Cache writer = std::move(*cache_behind("store(c-store, timeout=60s)"));
     compute(writer);
     EXPECT_EQ(store.values.size(), 5u);
-    api::Cache reader = std::move(*cache_behind("host(1MiB), store(c-store)"));
+    api::Cache reader = std::move(*cache_behind("host(1MiB), store(c-store, timeout=60s)"));
     EXPECT_EQ(num_found(reader), 32);
     const kvx_cache_tier_facts_t facts = *reader.tier_facts(1);
     EXPECT_EQ(facts.tier, static_cast<uint32_t>(KVX_CACHE_TIER_STORE));
@@ -122,7 +122,7 @@ TEST(OwnedStore, IsATierOfAnyCacheAndReleasedByTheLast) {
     EXPECT_EQ(facts.num_bad + facts.num_failed_calls, 0);
     ASSERT_EQ(kvx_store_unregister("c-store"), KVX_STATUS_OK) << kvx_last_error();
     EXPECT_EQ(store.num_releases, 0) << "two caches have it";
-    EXPECT_FALSE(cache_behind("store(c-store)").ok());
+    EXPECT_FALSE(cache_behind("store(c-store, timeout=60s)").ok());
   }
   EXPECT_EQ(store.num_releases, 1);
 }
@@ -133,7 +133,7 @@ TEST(OwnedStore, WhatReturnsAnErrorHasFailed) {
   const kvx_store_t hook = hook_of(store);
   ASSERT_EQ(kvx_store_register("failing", &hook), KVX_STATUS_OK);
   {
-    api::Cache cache = std::move(*cache_behind("store(failing)"));
+    api::Cache cache = std::move(*cache_behind("store(failing, timeout=60s)"));
     compute(cache);
     const kvx_cache_tier_facts_t facts = *cache.tier_facts(0);
     EXPECT_GT(facts.num_failed_calls, 0);
@@ -227,12 +227,12 @@ TEST(OwnedStore, IsAClassInCpp) {
   EXPECT_FALSE(api::register_store("cpp", store).ok());
   EXPECT_FALSE(api::register_store("null", nullptr).ok());
   {
-    api::Cache writer = std::move(*cache_behind("store(cpp)"));
+    api::Cache writer = std::move(*cache_behind("store(cpp, timeout=60s)"));
     compute(writer);
-    api::Cache reader = std::move(*cache_behind("store(cpp)"));
+    api::Cache reader = std::move(*cache_behind("store(cpp, timeout=60s)"));
     EXPECT_EQ(num_found(reader), 32);
     store->throws_ = true;
-    api::Cache other = std::move(*cache_behind("store(cpp)"));
+    api::Cache other = std::move(*cache_behind("store(cpp, timeout=60s)"));
     EXPECT_EQ(num_found(other), 0);
     EXPECT_EQ(other.tier_facts(0)->num_failed_calls, 1);
   }
@@ -248,7 +248,7 @@ TEST(OwnedErase, TakesATenantsBlocksAndNobodyElses) {
   const kvx_store_t hook = hook_of(store);
   ASSERT_EQ(kvx_store_register("c-store", &hook), KVX_STATUS_OK);
   {
-    api::Cache cache = std::move(*cache_behind("host(1MiB), store(c-store)"));
+    api::Cache cache = std::move(*cache_behind("host(1MiB), store(c-store, timeout=60s)"));
     auto mine = sized<kvx_prefix_keys_t>();
     mine.tenant = "me";
     auto yours = sized<kvx_prefix_keys_t>();

@@ -38,6 +38,7 @@ void expect_what_the_pool_had_no_room_for(api::Cache cache) {
   feed(cache, first, 0, kTokens);
   const std::vector<float> before = rows_of(cache, first, 32);
   ASSERT_TRUE(cache.free_sequence(first).ok());
+  ASSERT_TRUE(cache.wait_for_tiers().ok());  // a step waits for files for a while only
   come_and_go(cache, 1000);
   const kvx_cache_snapshot_t seen = *cache.snapshot();
   EXPECT_EQ(seen.host_stored, 10);
