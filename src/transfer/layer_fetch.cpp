@@ -49,6 +49,7 @@ class Fetch {
         KVX_RETURN_IF_ERROR(take(*answer));
         continue;
       }
+      report_.num_asked_again += std::ssize(asked_);
       for (auto& [tag, run] : asked_) KVX_RETURN_IF_ERROR(send(tag, run));
     }
     report_.num_files = static_cast<int64_t>(end_);

@@ -25,9 +25,10 @@ struct FetchOptions {
 };
 
 struct FetchReport {
-  int64_t num_files = 0;  // of the first names, one after the other: all of these are there
-  int64_t bytes = 0;      // that came over the endpoint
-  std::string problem;    // of the file after these; empty: it was not there
+  int64_t num_files = 0;        // of the first names, one after the other: all of these are there
+  int64_t bytes = 0;            // that came over the endpoint
+  int64_t num_asked_again = 0;  // requests without an answer in time
+  std::string problem;          // of the file after these; empty: it was not there
 };
 
 // INVALID_ARGUMENT: anything but 1 to 128 letters, digits, '-' and '_'.

@@ -74,13 +74,13 @@ def add(cache, tokens, **keys):
 
 def batches_of(publisher_of, num_events, first=0):
     """Asks the replay socket for all batches, once so many events were sent: {number: payload}."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while publisher_of().events < num_events:
         assert time.monotonic() < end, publisher_of()
         time.sleep(0.001)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
-        socket.rcvtimeo = 10_000
+        socket.rcvtimeo = 60_000
         socket.connect(publisher_of().replay_endpoint)
         socket.send_multipart([b"", struct.pack(">q", first)])
         batches = {}

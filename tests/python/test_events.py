@@ -72,7 +72,7 @@ def test_a_subscriber_hears_topic_number_and_batch():
         socket.rcvtimeo = 50
         socket.subscribe(b"kv@")
         socket.connect(cache.event_publisher().endpoint)
-        for _ in range(200):  # until the subscription has arrived
+        for _ in range(1200):  # until the subscription has arrived
             cache.clear_prefixes()
             try:
                 topic, number, payload = socket.recv_multipart()

@@ -46,7 +46,7 @@ def filled(recipe="nvfp4:immediate", prefix_model="m", **options):
 def taken_elsewhere(offer, tmp_path, recipe="nvfp4:immediate", block_size=64):
     path = tmp_path / "rows.npy"
     command = [sys.executable, "-c", IMPORTER, recipe, str(block_size), offer.endpoint, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     count, shared = map(int, done.stdout.split())
     return np.load(path), count, bool(shared)
@@ -63,7 +63,7 @@ def test_another_process_has_the_same_numbers(tmp_path, scheme):
         assert (rows == expected).all()
         assert shared == (scheme == "ipc")
         assert count == (0 if shared else offer.state().bytes)
-        assert offer.wait(5) and offer.state().taken == 1
+        assert offer.wait(60) and offer.state().taken == 1
 
 
 def test_the_receiver_converts_formats_and_block_sizes(tmp_path):
@@ -89,6 +89,9 @@ def test_refusals():
     with cache.export_sequence(sequence) as offer:
         with pytest.raises(kvx.Error, match="model"):
             other.import_sequence(offer.endpoint, transcode=True)
+        end = time.monotonic() + 60
+        while offer.state().refused == 0 and time.monotonic() < end:
+            time.sleep(0.001)  # the import does not wait for ever to be heard
         assert offer.state().refused == 1 and "another" in offer.state().last_refusal
         with pytest.raises(kvx.Error, match="seconds is -1"):
             offer.wait(-1)
@@ -112,7 +115,7 @@ print("ready", flush=True)
 came = cache.import_sequence(endpoint, heads=heads)
 assert cache.recorded_tokens(came.sequence) == list(range(300))
 np.save(path, np.stack([cache.gather(came.sequence, layer) for layer in range(2)]))
-print(came.bytes)
+print(came.bytes, came.asked_again)
 """
 
 
@@ -137,17 +140,20 @@ def test_layers_leave_while_the_next_are_computed(tmp_path):
         with cache.step([(sequence, 300)]):
             cache.append_and_attend(0, rows, rows, rows)
             layer_bytes = offer.state().bytes // 2
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while offer.state().bytes_sent < layer_bytes and time.monotonic() < end:
                 time.sleep(0.001)
-            assert layer_bytes <= offer.state().bytes_sent < 2 * layer_bytes
+            bytes_sent = offer.state().bytes_sent
             assert importer.poll() is None
             cache.append_and_attend(1, rows, rows, rows)
         expected = np.stack([cache.gather(sequence, layer) for layer in range(2)])
         cache.close()
-        out, err = importer.communicate(timeout=60)
+        out, err = importer.communicate(timeout=300)
         assert importer.returncode == 0, err
-        assert int(out) == offer.state().bytes_sent and offer.wait(5)
+        num_bytes, asked_again = map(int, out.split())
+        assert bytes_sent >= layer_bytes and offer.wait(60)
+        if asked_again == 0:  # else some came twice
+            assert bytes_sent < 2 * layer_bytes and num_bytes == offer.state().bytes_sent
     assert (np.load(tmp_path / "rows.npy") == expected).all()
 
 
@@ -162,7 +168,7 @@ def test_each_rank_takes_its_heads(tmp_path):
                 cache.append_and_attend(layer, rows, rows, -rows)
         expected = np.stack([cache.gather(sequence, layer) for layer in range(2)])
         for i, importer in enumerate(importers):
-            _, err = importer.communicate(timeout=60)
+            _, err = importer.communicate(timeout=300)
             assert importer.returncode == 0, err
             assert (np.load(tmp_path / f"{i}.npy") == expected[:, :, :, i : i + 1]).all()
 
@@ -182,7 +188,7 @@ def test_other_threads_use_a_cache_that_waits():
         with cache.step([(sequence, 300)]):
             for layer in range(2):
                 cache.append_and_attend(layer, rows, rows, rows)
-        waiting.join(20)
+        waiting.join(60)
     assert other.num_tokens(came[0].sequence) == 300
 
 
@@ -195,7 +201,7 @@ def test_layers_that_will_not_come():
         cache.export_layers(sequence, range(513))
     with cache.export_layers(sequence, range(300)) as offer:
         with pytest.raises(kvx.UnsupportedError, match="the sequence's head has not come"):
-            other.import_sequence(offer.endpoint, seconds=0.1)
+            other.import_sequence(offer.endpoint, seconds=3)  # without any answer it says so
         with pytest.raises(kvx.Error, match=r"heads is \(1, 2\); expected \(first, of\)"):
             other.import_sequence(offer.endpoint, heads=(1, 2))
         cache.free_sequence(sequence)

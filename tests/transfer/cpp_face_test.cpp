@@ -26,7 +26,7 @@ TEST(CppFace, ASequenceOnOfferEntersAnotherCache) {
   EXPECT_EQ(*other.recorded_tokens(came->number()), token_ids(0, kTokens));
   EXPECT_EQ(rows_of(other, came->number()), rows_of(cache, sequence.number()));
   EXPECT_GT(report.bytes, 0);
-  EXPECT_TRUE(*offer->wait(5000));
+  EXPECT_TRUE(*offer->wait(60'000));
   EXPECT_EQ(offer->info()->num_taken, 1);
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/kv/stream.hpp"
+#include "tests/support/waits_until.hpp"
 #include "transfer/layer_import.hpp"
 #include "transfer/open_component.hpp"
 #include "transfer/sequence_export.hpp"
@@ -18,6 +19,7 @@ namespace {
 using kv::KvCache;
 using kv::Stream;
 using testing::HasSubstr;
+using tests::waits_until;
 
 constexpr int kNumTokens = 301;
 
@@ -99,13 +101,6 @@ std::future<Result<int>> import_beside(KvCache& cache, ImportOptions options,
                     [&cache, options, report] { return import_sequence(cache, options, report); });
 }
 
-bool waits_until(const std::function<bool()>& holds) {
-  for (int i = 0; i < 5000 && !holds(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return holds();
-}
-
 TEST(LayeredSequence, GivesTheBytesOfTheWhole) {
   for (const char* recipe : {"bf16", "nvfp4:immediate", "int4:sink=16,recent=32,full_precision=f16",
                              "int8/int4", "nvfp4:auto"}) {
@@ -121,10 +116,12 @@ TEST(LayeredSequence, GivesTheBytesOfTheWhole) {
     ASSERT_TRUE(imported.ok()) << recipe << ": " << imported.error().message;
     EXPECT_EQ(rows_of(*to, imported.value()), rows_of(*from, sequence)) << recipe;
     EXPECT_TRUE(std::ranges::equal(to->recorded_tokens(imported.value()), some_tokens()));
-    EXPECT_TRUE(exported->wait(1000));
+    EXPECT_TRUE(exported->wait(60'000));
     const ExportState state = exported->state();
     EXPECT_EQ(state.num_layers_there, kv::kNumLayers);
-    EXPECT_EQ(state.bytes_sent, report.bytes);
+    if (report.num_asked_again == 0) {  // else some came twice
+      EXPECT_EQ(state.bytes_sent, report.bytes);
+    }
     EXPECT_EQ(state.bytes, from->sequence_bytes(kNumTokens).total()) << recipe;
   }
 }
@@ -135,18 +132,22 @@ TEST(LayeredSequence, ALayerLeavesBeforeTheNextIsComputed) {
   auto to = a_cache("nvfp4:immediate");
   const int sequence = from->create_sequence().value();
   const auto exported = offer(*from, sequence);
-  auto importing = import_beside(*to, {exported->endpoint()});
+  ImportReport report;
+  auto importing = import_beside(*to, {exported->endpoint()}, &report);
   EXPECT_EQ(exported->state().bytes, 0);
   OpenStep step(*from, sequence, stream);
   step.append(0);
   EXPECT_EQ(exported->state().num_layers_there, 1);
   const int64_t layer_bytes = exported->state().bytes / kv::kNumLayers;
   EXPECT_TRUE(waits_until([&] { return exported->state().bytes_sent >= layer_bytes; }));
-  EXPECT_LT(exported->state().bytes_sent, 2 * layer_bytes);
+  const int64_t bytes_sent = exported->state().bytes_sent;
   EXPECT_EQ(importing.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
   step.append(1);
   const Result<int> imported = importing.get();  // before the step is over
   ASSERT_TRUE(imported.ok()) << imported.error().message;
+  if (report.num_asked_again == 0) {  // else some came twice
+    EXPECT_LT(bytes_sent, 2 * layer_bytes);
+  }
   ASSERT_TRUE(step.step().end().ok());
   EXPECT_EQ(rows_of(*to, imported.value()), rows_of(*from, sequence));
 }
@@ -213,7 +214,7 @@ TEST(LayeredSequence, GoesOverALocalSocketAndMoreThanOnce) {
     EXPECT_EQ(rows_of(*to, imported.value()), rows);
     ASSERT_TRUE(to->free_sequence(imported.value()).ok());
   }
-  EXPECT_EQ(exported->state().num_taken, 2);
+  EXPECT_TRUE(waits_until([&] { return exported->state().num_taken == 2; }));
 }
 
 // ---- some heads
@@ -261,7 +262,7 @@ TEST(LayeredSequence, RefusesHeadsThatAreNotTheCaches) {
   EXPECT_THAT(refusal({0, 2, 4}, exported->endpoint()), HasSubstr("the exporter has 2"));
   EXPECT_THAT(refusal({1, 1, 2}, exported->endpoint()), HasSubstr("heads are 1 to 1 of 2"));
   EXPECT_THAT(refusal({0, 1, 2}, exported->endpoint(), true), HasSubstr("one of the two"));
-  EXPECT_EQ(exported->state().num_refused, 4);
+  EXPECT_TRUE(waits_until([&] { return exported->state().num_refused == 4; }));
   auto other = a_cache("int8");
   const int sequence = other->create_sequence().value();
   kv::feed(*other, sequence, Stream(20), 0, 20, 20);
@@ -383,14 +384,14 @@ TEST(LayeredSequence, WaitsForAStepNoLongerThanItMay) {
   auto to = a_cache("int8");
   const int sequence = from->create_sequence().value();
   const auto exported = offer(*from, sequence);
-  const Result<int> none = import_sequence(*to, {exported->endpoint(), 1000});
+  const Result<int> none = import_sequence(*to, {exported->endpoint(), 3000});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().code, ErrorCode::kUnsupported);
   EXPECT_THAT(none.error().message, HasSubstr("the sequence's head has not come"));
   const Stream stream(kNumTokens);
   OpenStep step(*from, sequence, stream);
   step.append(0);
-  EXPECT_THAT(import_sequence(*to, {exported->endpoint(), 1000}).error().message,
+  EXPECT_THAT(import_sequence(*to, {exported->endpoint(), 3000}).error().message,
               HasSubstr("layer 1 has not come"));
 }
 
@@ -448,7 +449,7 @@ class Relay {
       const auto* const first = static_cast<const uint8_t*>(data);
       static_cast<std::vector<uint8_t>*>(into)->assign(first, first + size);
     };
-    const int got = self->functions_->client_receive(self->client_, 5000, take, &given, &error);
+    const int got = self->functions_->client_receive(self->client_, 60'000, take, &given, &error);
     if (got == 1 && self->change_(parsed.value(), given)) {
       reply(to, given.data(), given.size(), nullptr, 0);
     }

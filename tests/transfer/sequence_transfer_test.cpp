@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/kv/stream.hpp"
+#include "tests/support/waits_until.hpp"
 #include "transfer/open_component.hpp"
 #include "transfer/sequence_export.hpp"
 #include "transfer/sequence_import.hpp"
@@ -15,6 +16,7 @@ namespace {
 using kv::KvCache;
 using kv::Stream;
 using testing::HasSubstr;
+using tests::waits_until;
 
 constexpr int kNumTokens = 301;
 
@@ -70,8 +72,10 @@ TEST(SequenceTransfer, GivesTheSameBytesAndHardlyMore) {
     EXPECT_TRUE(
         std::ranges::equal(to->recorded_tokens(imported.value()), from->recorded_tokens(sequence)));
     EXPECT_EQ(report.bytes, exported->state().bytes);
-    EXPECT_EQ(exported->state().bytes_sent, report.bytes);
-    EXPECT_TRUE(exported->wait(5000));
+    if (report.num_asked_again == 0) {  // else some came twice
+      EXPECT_EQ(exported->state().bytes_sent, report.bytes);
+    }
+    EXPECT_TRUE(exported->wait(60'000));
     // Tokens, the fingerprint and a checksum a block weigh more in so small a cache.
     EXPECT_LT(static_cast<double>(report.bytes),
               1.10 * static_cast<double>(from->sequence_bytes(kNumTokens).total()))
@@ -95,7 +99,7 @@ TEST(SequenceTransfer, OutlivesTheExportersSequenceAndCache) {
     EXPECT_EQ(rows_of(*to, imported.value()), rows);
     ASSERT_TRUE(to->free_sequence(imported.value()).ok());
   }
-  EXPECT_EQ(exported->state().num_taken, 2);
+  EXPECT_TRUE(waits_until([&] { return exported->state().num_taken == 2; }));
 }
 
 TEST(SequenceTransfer, SharesMemoryOnOneHost) {
@@ -121,7 +125,7 @@ TEST(SequenceTransfer, ConvertsOnTheReceivingSideWhenItMay) {
   const Result<int> refused = import_sequence(*to, options);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().message, HasSubstr("exporter's"));
-  EXPECT_EQ(exported->state().num_refused, 1);
+  EXPECT_TRUE(waits_until([&] { return exported->state().num_refused == 1; }));
   EXPECT_EQ(exported->state().bytes_sent, 0) << "the handshake decides";
   EXPECT_EQ(to->snapshot().num_sequences, 0);
   options.may_transcode = true;
@@ -140,7 +144,8 @@ TEST(SequenceTransfer, RefusesAnotherModelOnBothSides) {
   ASSERT_FALSE(imported.ok());
   EXPECT_THAT(imported.error().message, HasSubstr("one model"));
   EXPECT_THAT(imported.error().message, HasSubstr("another"));
-  EXPECT_EQ(exported->state().last_refusal, imported.error().message);
+  EXPECT_TRUE(
+      waits_until([&] { return exported->state().last_refusal == imported.error().message; }));
 }
 
 TEST(SequenceTransfer, RefusesCallsThatCannotBe) {
@@ -257,9 +262,9 @@ TEST(SequenceTransfer, BelievesNoSizesAndNoLengths) {
   auto from = a_cache("int8");
   auto to = a_cache("int8");
   const std::vector<uint8_t> bytes = saved_bytes(*from, fill(*from));
-  const auto message = [&](const OddExporter::Body& body) {
+  const auto message = [&](const OddExporter::Body& body, int64_t timeout_ms = 60'000) {
     const OddExporter exporter(body);
-    const Result<int> imported = import_sequence(*to, {exporter.endpoint(), 3000});
+    const Result<int> imported = import_sequence(*to, {exporter.endpoint(), timeout_ms});
     return imported.ok() ? "" : imported.error().message;
   };
   EXPECT_THAT(message([&](const Request& request) {
@@ -280,11 +285,11 @@ TEST(SequenceTransfer, BelievesNoSizesAndNoLengths) {
                 return std::optional(std::vector<uint8_t>{1, 2});
               }),
               HasSubstr("none of a kvx transfer"));
-  EXPECT_THAT(message([&](const Request& request) -> std::optional<std::vector<uint8_t>> {
-                if (request.kind == Kind::kRead) return std::nullopt;
-                return honest(request, bytes, from->fingerprint());
-              }),
-              HasSubstr("has answered for"));
+  const auto gives_no_bytes = [&](const Request& request) -> std::optional<std::vector<uint8_t>> {
+    if (request.kind == Kind::kRead) return std::nullopt;
+    return honest(request, bytes, from->fingerprint());
+  };
+  EXPECT_THAT(message(gives_no_bytes, 1500), HasSubstr("has answered for"));
 }
 
 TEST(SequenceExport, AnswersGarbageAndGoesOn) {
@@ -306,7 +311,7 @@ TEST(SequenceExport, AnswersGarbageAndGoesOn) {
       const auto* const first = static_cast<const uint8_t*>(bytes);
       static_cast<std::vector<uint8_t>*>(to_bytes)->assign(first, first + count);
     };
-    ASSERT_EQ(functions->client_receive(client, 5000, take, &got, &error), 1);
+    ASSERT_EQ(functions->client_receive(client, 60'000, take, &got, &error), 1);
     EXPECT_EQ(parse_answer(got).value().kind, Kind::kRefused);
   }
   functions->client_free(client);

@@ -117,7 +117,7 @@ TEST(OwnedTransfer, TakesASequenceToAnotherCache) {
   EXPECT_EQ(report.bytes, info.bytes);
   EXPECT_EQ(rows_of(to, imported), rows_of(from, sequence));
   uint32_t is_taken = 0;
-  EXPECT_EQ(kvx_export_wait(offer, 1000, &is_taken), KVX_STATUS_OK);
+  EXPECT_EQ(kvx_export_wait(offer, 60'000, &is_taken), KVX_STATUS_OK);
   EXPECT_EQ(is_taken, 1u);
   kvx_export_free(offer);
   kvx_export_free(offer);
