@@ -24,6 +24,12 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:.*past_key_values.*:FutureWarning")
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same random numbers at every run."""
+    torch.manual_seed(0)
+
+
 def passed(cache):
     """The keyword argument that passes a cache to a model or to generate()."""
     return {CACHE: cache}

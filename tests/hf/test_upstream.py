@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import kvx.hf
 
 def model():
+    torch.manual_seed(7)
     sizes = dict(hidden_size=32, intermediate_size=32, num_attention_heads=2, vocab_size=32)
     sizes["eos_token_id"] = None  # else random weights may end a text early
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()

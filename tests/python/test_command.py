@@ -8,7 +8,7 @@ import kvx
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 

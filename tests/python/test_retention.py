@@ -40,10 +40,11 @@ def test_a_high_priority_outlives_others(cache):
 
 
 def test_a_pin_ends_with_its_time(cache):
-    use(cache, list(range(32)), {"pin": True, "seconds": 0.3})
+    use(cache, list(range(32)), {"pin": True, "seconds": 3600})
     fill(cache)
     assert cached(cache, range(32)) == 32
-    time.sleep(0.31)
+    use(cache, list(range(32)), {"pin": True, "seconds": 0.01})
+    time.sleep(0.02)
     fill(cache)
     fill(cache)
     assert cached(cache, range(32)) == 0
