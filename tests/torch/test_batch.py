@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused_and_the_plan_before_stays():
     table, lens, starts = step.batch
     for arguments, options, message in [
         ((table, lens, starts[:1]), {}, "expected n, n and n \\+ 1"),
-        ((table.long(), lens, starts), {}, "block_table has the shape .* int32"),
+        ((table.long(), lens, starts), {}, "block_table is int64 .* expected int32"),
         (step.batch, {"max_q_len": 0}, "max_q_len is 0; expected 1 to"),
         (step.batch, {"max_seq_len": 0}, "max_seq_len is 0; expected 1 to"),
         (step.batch, {"num_decodes": 2}, "num_decodes is 2; expected 0 to 1"),
@@ -63,8 +63,8 @@ def test_what_does_not_fit_is_refused_and_the_plan_before_stays():
         with pytest.raises(kvx.Error, match=message):
             batch.plan(*arguments, **options)
     for options, message in [
-        ({"lse": torch.zeros(2, engine.HEADS)}, "lse has the shape .* expected float32 .3 or more"),
-        ({"lse": torch.zeros(3, engine.HEADS).double()}, "lse has the shape .* expected float32"),
+        ({"lse": torch.zeros(2, engine.HEADS)}, r"lse is float32 \[2, 8\]; expected float32 \[3 or more"),
+        ({"lse": torch.zeros(3, engine.HEADS).double()}, "lse is float64 .* expected float32"),
         ({"stream": 1}, "stream is given; a layer on the CPU has none"),
     ]:
         with pytest.raises(kvx.Error, match=message):
