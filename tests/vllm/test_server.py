@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ports import reserved_ports
 from real_model import save_real_model
 
 RECIPE = "int8"
@@ -22,19 +22,19 @@ START_SECONDS = 600  # on a machine that is busy with other things
 def server(tmp_path_factory):
     """Its address and the file that holds what it prints."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", save_real_model(folder / "model"), "--served-model-name", "model"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
+    command += ["--host", "127.0.0.1", "--max-model-len", "1024"]
     command += ["--attention-backend", "CUSTOM", "--enforce-eager"]
     command += ["--additional-config", json.dumps({"kvx": {"recipe": RECIPE}})]
     log = folder / "log.txt"
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with open(log, "w") as output:
+    with reserved_ports() as port, open(log, "w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            [*command, "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
         try:
             address = f"http://127.0.0.1:{port}"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engines import BLOCK, Engine, prompts
+from ports import reserved_ports
 from vllm import SamplingParams
 
 import kvx
@@ -20,19 +20,6 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 HERE = Path(__file__).parent
 CACHED = 96  # of 120 tokens: whole blocks, less the last token
-
-
-def free_port():
-    """Two ports in a row, for two workers."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 class Producer:
@@ -54,10 +41,11 @@ class Producer:
 
 @contextmanager
 def producer(model, recipe, **options):
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    command = [sys.executable, str(HERE / "producer.py"), model, recipe, endpoint]
-    with subprocess.Popen(
-        [*command, json.dumps(options)],
+    with reserved_ports(2) as port, subprocess.Popen(  # a port a worker
+        [
+            *(sys.executable, str(HERE / "producer.py"), model, recipe),
+            *(f"tcp://127.0.0.1:{port}", json.dumps(options)),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -105,7 +93,7 @@ def test_the_consumer_goes_on_as_if_it_had_computed_the_prompt(model, recipe):
     first, second, third = prompts([120, 70, 40])
     with Engine(model, recipe) as alone:
         expected = alone.tokens([first, second, third])
-    soon = {"wait_seconds": 3}
+    soon = {"wait_seconds": 10}
     with producer(model, recipe) as prefill, consumer(model, recipe, extra=soon) as engine:
         params = prefill.prefill(first)
         assert decode(engine, first, params) == expected[0]
@@ -132,10 +120,11 @@ def test_each_layer_leaves_when_its_attention_is_done(model, monkeypatch):
         "kv_connector": "KvxTransferConnector",
         "kv_connector_module_path": "kvx.vllm.transfer",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"endpoint": f"tcp://127.0.0.1:{free_port()}"},
     }
-    with Engine(model, "int8", kv_transfer_config=transfer) as engine:
-        engine.tokens(prompts([120]), count=20)
+    with reserved_ports() as port:
+        transfer["kv_connector_extra_config"] = {"endpoint": f"tcp://127.0.0.1:{port}"}
+        with Engine(model, "int8", kv_transfer_config=transfer) as engine:
+            engine.tokens(prompts([120]), count=20)
     # the prompt's three blocks, and the one that the eighth token of the answer fills
     assert handed_on == [{0, 1, 2, 3}] * 2
 

@@ -44,12 +44,22 @@ def said(engine, prompt):
 
 def written(folder, count):
     """The files of a folder, once there are as many: a worker writes beside the engine's steps."""
-    for _ in range(100):
+    for _ in range(600):
         files = sorted(folder.glob("*.kvx"))
         if len(files) == count:
             break
         time.sleep(0.1)
     assert len(files) == count
+    return files
+
+
+def sound_again(sound):
+    """Files that have what they had, once there are some: as above."""
+    for _ in range(600):
+        files = [file for file, content in sound.items() if file.read_bytes() == content]
+        if files:
+            break
+        time.sleep(0.1)
     return files
 
 
@@ -74,8 +84,7 @@ def test_each_worker_has_files_of_its_own(model, tmp_path):
             scheduler.counts.clear()
             assert said(engine, prompt) == (expected, 0)
             assert scheduler.counts["bad"] == 1  # the first; those after it are of no use
-            anew = [file for file, content in sound.items() if file.read_bytes() == content]
-            assert len(anew) == 1
+            assert len(sound_again(sound)) == 1
             for file, content in sound.items():
                 file.write_bytes(content)
         assert said(engine, prompt) == (expected, CACHED)
@@ -118,14 +127,14 @@ def test_each_process_makes_a_store_of_its_own(model, tmp_path, monkeypatch):
     extra = {
         "spec_name": "KvxOffloadingSpec",
         "spec_module_path": "kvx.vllm.offloading",
-        "tiers": "host(1MiB), store(workers)",
+        "tiers": "host(1MiB), store(workers, timeout=60s)",
         "stores": {"workers": {"make": "store_of_ours:make", "options": {"folder": str(tmp_path)}}},
     }
     try:
         with two_workers(model, "KvxOffloadingConnector", **extra) as engine:
             (expected,) = engine.tokens([prompt])
             engine.outputs(prompts([5], seed=9), count=3)  # steps in which stores are made
-            for _ in range(100):  # a record a worker and block, beside the engine's steps
+            for _ in range(600):  # a record a worker and block, beside the engine's steps
                 if len(list(tmp_path.iterdir())) >= 2 * CACHED // BLOCK:
                     break
                 time.sleep(0.1)
