@@ -32,11 +32,18 @@ def nearest(exact):
     return F32.round(Fraction(exact))
 
 
+def _nearest_ratio(numerator, denominator):
+    return F32.decode(F32.code_of_rounded(numerator, denominator))
+
+
 def add(a, b):
     # A Python float sum of two binary32 numbers is never a wrong zero, infinity or NaN: binary64
     # holds its magnitude. Those cases are taken from it, all others are rounded here.
     special = a + b
-    return special if _is_special(special) else nearest(Fraction(a) + Fraction(b))
+    if _is_special(special):
+        return special
+    (x, x_unit), (y, y_unit) = a.as_integer_ratio(), b.as_integer_ratio()
+    return _nearest_ratio(x * y_unit + y * x_unit, x_unit * y_unit)
 
 
 def sub(a, b):
@@ -45,7 +52,10 @@ def sub(a, b):
 
 def mul(a, b):
     special = a * b
-    return special if _is_special(special) else nearest(Fraction(a) * Fraction(b))
+    if _is_special(special):
+        return special
+    (x, x_unit), (y, y_unit) = a.as_integer_ratio(), b.as_integer_ratio()
+    return _nearest_ratio(x * y, x_unit * y_unit)
 
 
 def div(a, b):

@@ -34,7 +34,7 @@ class ScaleRule:
         if self.kind == "e8m0_ceil":
             return E8M0.code_of_exponent(smallest_exponent_that_holds(amax, self.element.largest))
         if self.kind == "e8m0_floor":
-            return E8M0.code_of_exponent(floor_log2(Fraction(amax)) - 2)
+            return E8M0.code_of_exponent(floor_log2(*amax.as_integer_ratio()) - 2)
         if self.kind == "tensor":
             divisor = binary32.mul(float(self.element.largest), self.tensor_scale)
         else:
@@ -49,7 +49,7 @@ class ScaleRule:
 def smallest_exponent_that_holds(amax, largest):
     """The smallest e with amax <= largest * 2^e."""
     exact = Fraction(amax) / largest
-    exponent = floor_log2(exact)
+    exponent = floor_log2(exact.numerator, exact.denominator)
     return exponent if exact == Fraction(2) ** exponent else exponent + 1
 
 

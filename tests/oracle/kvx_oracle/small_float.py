@@ -29,7 +29,7 @@ class FloatFormat:
     bias: int
     specials: str
 
-    @property
+    @cached_property
     def bits(self):
         return 1 + self.exponent_bits + self.mantissa_bits
 
@@ -37,28 +37,28 @@ class FloatFormat:
     def bytes(self):
         return self.bits // 8
 
-    @property
+    @cached_property
     def sign_bit(self):
         return 1 << (self.bits - 1)
 
-    @property
+    @cached_property
     def min_exponent(self):
         """Exponent of the smallest normal number; subnormals share its spacing."""
         return 1 - self.bias
 
-    @property
+    @cached_property
     def largest_code(self):
         """Code of the largest finite number; the codes 0 to this are the non-negative ones."""
         all_ones = self.sign_bit - 1
         infinity = all_ones - ((1 << self.mantissa_bits) - 1)
         return {"none": all_ones, "one_nan": all_ones - 1, "ieee": infinity - 1}[self.specials]
 
-    @property
+    @cached_property
     def infinity_code(self):
         assert self.specials == "ieee", f"{self.name} has no infinity"
         return self.largest_code + 1
 
-    @property
+    @cached_property
     def nan_code(self):
         """The NaN that an encoder writes: mantissa's top bit set, or E4M3's only one."""
         if self.specials == "one_nan":
@@ -86,38 +86,44 @@ class FloatFormat:
 
     def magnitude(self, code):
         """The exact value of a non-negative finite code."""
+        significand, exponent = self._split(code)
+        return significand * Fraction(2) ** exponent
+
+    def _split(self, code):
+        """Whole numbers (s, e): a non-negative finite code means s * 2^e."""
         field = code >> self.mantissa_bits
         mantissa = code & ((1 << self.mantissa_bits) - 1)
         if field == 0:
-            return Fraction(mantissa) * Fraction(2) ** (self.min_exponent - self.mantissa_bits)
-        significand = mantissa + (1 << self.mantissa_bits)
-        return significand * Fraction(2) ** (field - self.bias - self.mantissa_bits)
+            return mantissa, self.min_exponent - self.mantissa_bits
+        return mantissa + (1 << self.mantissa_bits), field - self.bias - self.mantissa_bits
 
     def decode(self, code):
         """The number a code stands for."""
         unsigned = code & (self.sign_bit - 1)
         sign = -1.0 if code & self.sign_bit else 1.0
         if unsigned <= self.largest_code:
-            return math.copysign(float(self.magnitude(unsigned)), sign)
+            return sign * math.ldexp(*self._split(unsigned))  # binary64 holds it
         if self.specials == "ieee" and unsigned == self.infinity_code:
             return sign * INFINITY
         return NAN
 
     def round(self, exact):
         """`exact` (a Fraction) to the nearest number of this IEEE type, ties to even."""
-        return self.decode(self.code_of_rounded(exact))
+        return self.decode(self.code_of_rounded(exact.numerator, exact.denominator))
 
-    def code_of_rounded(self, exact):
-        """The code of `round(exact)`. Codes of one sign count upwards through all numbers, so a
-        mantissa that rounds up to a power of two carries into the exponent by itself."""
+    def code_of_rounded(self, numerator, denominator):
+        """The code of the nearest number to numerator / denominator, whole numbers of which the
+        second is positive. Codes of one sign count upwards through all numbers, so a mantissa that
+        rounds up to a power of two carries into the exponent by itself."""
         assert self.specials == "ieee"
-        sign = self.sign_bit if exact < 0 else 0
-        magnitude = abs(exact)
-        if magnitude == 0:
+        sign = self.sign_bit if numerator < 0 else 0
+        numerator = abs(numerator)
+        if numerator == 0:
             return sign
-        exponent = max(floor_log2(magnitude), self.min_exponent)
-        spacing_exponent = exponent - self.mantissa_bits
-        steps = round(times_power_of_two(magnitude, -spacing_exponent))  # int(Fraction): half even
+        exponent = max(floor_log2(numerator, denominator), self.min_exponent)
+        steps = rounded_quotient(
+            *times_power_of_two(numerator, denominator, self.mantissa_bits - exponent)
+        )
         code = steps + ((exponent - self.min_exponent) << self.mantissa_bits)
         return sign | min(code, self.infinity_code)
 
@@ -128,7 +134,7 @@ class FloatFormat:
         sign = self.sign_bit if math.copysign(1.0, number) < 0 else 0
         if math.isinf(number):
             return sign | self.infinity_code
-        return sign | self.code_of_rounded(Fraction(abs(number)))
+        return sign | self.code_of_rounded(*abs(number).as_integer_ratio())
 
     def encode_saturating(self, number):
         """The nearest code of the finite grid; a tie goes to the code whose last bit is 0."""
@@ -150,16 +156,24 @@ class FloatFormat:
         return sign | (below if to_below < to_above else above)
 
 
-def floor_log2(magnitude):
-    """The largest e with 2^e <= magnitude, exactly; magnitude is a positive Fraction."""
-    estimate = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    return estimate if times_power_of_two(magnitude, -estimate) >= 1 else estimate - 1
+def floor_log2(numerator, denominator):
+    """The largest e with 2^e <= numerator / denominator, exactly; both are positive."""
+    estimate = numerator.bit_length() - denominator.bit_length()
+    scaled, unit = times_power_of_two(numerator, denominator, -estimate)
+    return estimate if scaled >= unit else estimate - 1
 
 
-def times_power_of_two(value, exponent):
+def times_power_of_two(numerator, denominator, exponent):
     if exponent >= 0:
-        return Fraction(value.numerator << exponent, value.denominator)
-    return Fraction(value.numerator, value.denominator << -exponent)
+        return numerator << exponent, denominator
+    return numerator, denominator << -exponent
+
+
+def rounded_quotient(numerator, denominator):
+    """The nearest whole number, ties to even; neither is negative."""
+    quotient, rest = divmod(numerator, denominator)
+    is_above = 2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1)
+    return quotient + is_above
 
 
 E2M1 = FloatFormat("e2m1", 2, 1, 1, "none")  # OCP MX 1.0, table 5
