@@ -2,10 +2,10 @@
 # and nlohmann-json.
 #
 #   kvx_add_test(cache_test block_pool_test.cpp LIBS kvx_core [LABELS threaded] [GPU] [SLOW]
-#                [MAY_SKIP])
+#                [LONG] [MAY_SKIP])
 #
-# SLOW: two lines in ctest, each with every other case, so that two processors share them; and they
-# start first. Under an emulator every binary has eight lines and an hour for each.
+# LONG: it starts first. SLOW: so it does, as two lines in ctest, each with every other case, which
+# two processors share. Under an emulator every binary has eight lines and an hour for each.
 #
 # Building the target tests_<label> builds what ctest -L <label> runs.
 #
@@ -56,7 +56,7 @@ function(kvx_add_test_support name)
 endfunction()
 
 function(kvx_add_test name)
-  cmake_parse_arguments(arg "GPU;SLOW;MAY_SKIP" "" "LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "GPU;SLOW;LONG;MAY_SKIP" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE kvx_core ${arg_LIBS} GTest::gmock GTest::gtest_main
@@ -96,7 +96,7 @@ function(kvx_add_test name)
     endif()
     math(EXPR index "${shard} - 1")
     kvx_add_test_run(${name} ${run} "${arg_LABELS}" ${may_skip} ${index} ${num_shards})
-    if(arg_SLOW)
+    if(arg_SLOW OR arg_LONG)
       set_tests_properties(${run} PROPERTIES COST 100)
     endif()
     if(CMAKE_CROSSCOMPILING)

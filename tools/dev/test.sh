@@ -99,7 +99,9 @@ run_tests() {
   local build=build/$preset status=0
   rm -rf "$build/test-reports"
   step "Testing build/$preset"
-  ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" --timeout 1200 \
+  # One more than there are processors: some tests wait for times and for one another.
+  ctest --test-dir "$build" --output-on-failure --no-tests=error -j $(($(nproc) + 1)) \
+    --timeout 1200 \
     "$@" 2>&1 | tee "$build/ctest.log" || status=1
   echo
   /usr/bin/python3 tools/dev/count_tests.py "$build/test-reports"
