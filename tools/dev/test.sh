@@ -104,7 +104,7 @@ run_tests() {
     --timeout 1200 \
     "$@" 2>&1 | tee "$build/ctest.log" || status=1
   echo
-  /usr/bin/python3 tools/dev/count_tests.py "$build/test-reports"
+  /usr/bin/python3 tools/dev/count_tests.py "$build/test-reports" || status=1
   sed -n '/tests passed.*tests failed out of/,$p' "$build/ctest.log"
   return $status
 }
