@@ -12,15 +12,17 @@ HERE = Path(__file__).parent
 PACKAGE = Path(kvx.__file__).parent
 # kvx.hf, kvx.lmdeploy, kvx.torch and kvx.vllm extend libraries that this environment does not have.
 MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))
+# Of torch and transformers, which mypy reads for a minute, there is one for each environment.
+MYPY_CACHE = Path(sys.prefix) / "mypy_cache"
 
 
-def mypy(tmp_path, *arguments):
+def mypy(*arguments):
     # mypy finds an installed package by itself, and refuses to be told where.
     is_installed = PACKAGE.parent.name == "site-packages"
     where = {} if is_installed else {"MYPYPATH": str(PACKAGE.parent)}
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"]
-        + ["--cache-dir", str(tmp_path), *map(str, arguments)],
+        + ["--cache-dir", str(MYPY_CACHE), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={"PATH": "", **where},
@@ -29,17 +31,17 @@ def mypy(tmp_path, *arguments):
     return done.stdout
 
 
-def test_the_package_passes_strict_mypy(tmp_path):
+def test_the_package_passes_strict_mypy():
     assert (PACKAGE / "_core.pyi").exists()  # the target kvx_python_stub
     modules = [f"--module=kvx.{name}" for name in MODULES if name != "__init__"]
-    found = mypy(tmp_path, "--module=kvx", *modules).splitlines()
+    found = mypy("--module=kvx", *modules).splitlines()
     # nanobind writes the stub, with bare dict and list for what the package turns into dataclasses.
     assert [line for line in found if "_core.pyi" not in line] == []
 
 
-def check_script(script, tmp_path):
+def check_script(script):
     found = {}
-    for line in mypy(tmp_path, "--follow-imports=silent", script).splitlines():
+    for line in mypy("--follow-imports=silent", script).splitlines():
         place = re.match(r".*user_script\.py:(\d+): error: (.*)", line)
         if place:
             found.setdefault(int(place[1]), []).append(place[2])
@@ -53,8 +55,8 @@ def check_script(script, tmp_path):
         assert any(words in message for message in found[number]), (number, words, found[number])
 
 
-def test_a_users_script_is_told_what_is_wrong_and_nothing_else(tmp_path):
-    check_script(HERE / "user_script.py", tmp_path)
+def test_a_users_script_is_told_what_is_wrong_and_nothing_else():
+    check_script(HERE / "user_script.py")
 
 
 def test_the_package_says_that_it_has_types():
