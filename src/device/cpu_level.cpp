@@ -2,9 +2,11 @@
 // operating system saves, on Arm the operating system.
 #include "device/cpu_level.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <cstdlib>
-#include <string>
+#include <string_view>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -128,8 +130,8 @@ bool has_level(CpuLevel) {
 bool supports(CpuLevel level) {
   if (level == CpuLevel::kScalar) return true;
   constexpr std::string_view kCompiled = " " KVX_CPU_LEVELS " ";  // as in cmake/cpu_levels.cmake
-  const std::string name = " " + std::string(name_of(level)) + " ";
-  return kCompiled.find(name) != std::string_view::npos && has_level(level);
+  return kCompiled.find(fmt::format(" {} ", name_of(level))) != std::string_view::npos &&
+         has_level(level);
 }
 
 Result<CpuLevel> choose_cpu_level() {

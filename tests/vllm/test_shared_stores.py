@@ -198,6 +198,34 @@ def test_lookups_ask_once(tmp_path, monkeypatch):
         one.close()
 
 
+def test_a_store_that_is_down_is_asked_again_when_it_is_back(monkeypatch):
+    monkeypatch.setattr(shared_stores, "_SHORTEST_PAUSE", 0)
+    monkeypatch.setattr(shared_stores, "_KEPT_MISS_SECONDS", 0.01)
+    with redis() as (server, url):
+        tiers = StoreTiers(f"host(1MiB), redis({url}, timeout=60s)", (1,), ("1:redis",), 64)
+        link, lookups = StoreLink(tiers, "order x\n"), StoreLookups(tiers, ["order x\n"])
+        server.kill()
+        server.wait()
+        assert answer(lookups, key_of(1)) is None
+        link.put([(key_of(1), b"x" * 64)])
+        link.flush()
+        blocks, written = [(key_of(1), 0, 64)], []
+        assert not link.fetch(blocks, [], lambda *block: written.append(block)).result()
+        assert (link.counts["unsent"], link.counts["missing"], written) == (1, 1, [])
+        with subprocess.Popen(server.args, stdout=subprocess.DEVNULL) as again:
+            for _ in range(600):
+                link.put([(key_of(1), b"x" * 64)])
+                link.flush()
+                lookups.is_stored(key_of(1))
+                if answer(lookups, key_of(1)) == 0:
+                    break
+                time.sleep(0.1)
+            assert answer(lookups, key_of(1)) == 0
+            again.kill()
+        lookups.close()
+        link.close()
+
+
 def test_lookups_wait_no_longer_than_the_timeout(tmp_path, monkeypatch):
     tiers = StoreTiers(f"host(1MiB), folder({tmp_path}, timeout=300ms)", (1,), ("1:folder",), 64)
     lookups = StoreLookups(tiers, ["order x\n"])

@@ -32,7 +32,7 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvx import _core
-from kvx.errors import Error, UnsupportedError
+from kvx.errors import Error, InternalError, UnsupportedError
 from kvx.vllm.block_writer import BlockWriter
 from kvx.vllm.layer_loader import LayerLoader
 from kvx.vllm.layer_pages import LayerPages
@@ -223,7 +223,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
     def _is_whole(self, files, block):
         try:
             files.check(block)
-        except Error as error:
+        except (Error, InternalError) as error:
             self.counts["bad"] += 1
             _log.warning("kvx computes a block anew: %s", error)
             files.forget(block)
@@ -352,7 +352,7 @@ class KvxFileConnector(KVConnectorBase_V1, SupportsHMA):
         for block in self._get_connector_metadata().loads:
             try:
                 parts.append(self._parts(block))
-            except Error as error:  # it was whole when the scheduler looked
+            except (Error, InternalError) as error:  # it was whole when the scheduler looked
                 self._is_bad(block, error)
                 continue
             blocks.append(block)

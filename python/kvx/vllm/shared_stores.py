@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
 from kvx import _core
-from kvx.errors import Error
+from kvx.errors import Error, InternalError
 from kvx.stores import register_store
 from kvx.vllm.cores import new_threads_on_any_core
 
@@ -225,7 +225,7 @@ class StoreLookups:
                     has = store.exists(*_named(left)) if left else []
                     left = [key for key, is_there in zip(left, has) if is_there]
                 patience.worked()
-            except Error as error:
+            except (Error, InternalError) as error:
                 patience.failed(error)
                 continue
             places.update((key, place) for key in left)
@@ -277,7 +277,7 @@ class StoreLink:
             if self._patience[place].is_over():
                 num_put = self._put_what_is_not_there(self._stores[place], blocks)
                 self._patience[place].worked()
-        except Error as error:
+        except (Error, InternalError) as error:
             self._patience[place].failed(error)
         except Exception:
             _log.exception("kvx could not put blocks into a store")
@@ -329,7 +329,7 @@ class StoreLink:
             return 0
         try:
             found = store.get(names, groups, [blocks[i][2] for i in some])
-        except Error as error:
+        except (Error, InternalError) as error:
             self._patience[place].failed(error)
             self._count("missing", len(some))
             return 0

@@ -33,7 +33,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvx import _core
-from kvx.errors import Error, UnsupportedError
+from kvx.errors import Error, InternalError, UnsupportedError
 from kvx.vllm.connector import KvxFileConnector, WorkersFiles, fingerprint_of
 from kvx.vllm.cores import new_threads_on_any_core
 from kvx.vllm.layer_writer import LayerWriter
@@ -344,7 +344,7 @@ class KvxTransferConnector(KvxFileConnector):
                 files.slice.heads,
                 files.fingerprint,
             )
-        except Error as error:
+        except (Error, InternalError) as error:
             num_files, num_bytes, problem = 0, 0, str(error)
         if problem:
             _log.warning("kvx computes a prompt itself: %s", problem)
