@@ -21,8 +21,9 @@ from vllm.v1.kv_offload.base import (
 
 import kvx
 from kvx.vllm import offloading_manager
-from kvx.vllm.offloading import KvxOffloadingSpec, KvxOffloadingWorker
+from kvx.vllm.offloading import KvxOffloadingSpec
 from kvx.vllm.offloading_manager import METRICS, TIER_METRICS, KvxOffloadingManager, Tier
+from kvx.vllm.offloading_worker import KvxOffloadingWorker
 from kvx.vllm.shared_stores import StoreLink, StoreTiers
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -357,7 +358,8 @@ def test_any_history_brings_back_what_was_stored(seed, has_store, tmp_path):
     pages = [torch.zeros((64, 96), dtype=torch.uint8), torch.zeros((64, 32), dtype=torch.uint8)]
     refs = [SimpleNamespace(tensor_idx=i) for i in range(2)]
     tensors = [SimpleNamespace(tensor=page) for page in pages]
-    stores = StoreTiers(f"host(1MiB), folder({tmp_path})", (1,), ("1:folder",), 128)
+    text = f"host(1MiB), folder({tmp_path}, timeout=60s)"  # a machine may stall
+    stores = StoreTiers(text, (1,), ("1:folder",), 128)
     manager = KvxOffloadingManager(tiers, stores=stores if has_store else None)
     manager.use_stores(["order x\n"])
     link = StoreLink(stores, "order x\n") if has_store else None
@@ -394,7 +396,7 @@ def test_any_history_brings_back_what_was_stored(seed, has_store, tmp_path):
         busy = {key for _, keys, _ in jobs.values() for key in keys}
         idle = [key for key in map(key_of, range(20)) if key not in busy]
         keys = rng.sample(idle, min(len(idle), rng.randint(1, 6)))
-        for _ in range(1000):
+        for _ in range(60_000):
             answers = [manager.lookup(key, None) for key in keys]
             if LookupResult.RETRY not in answers:
                 break
