@@ -34,7 +34,7 @@ class Master:
              "--rpc_address=127.0.0.1"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        for _ in range(500):
+        for _ in range(6000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
@@ -62,7 +62,7 @@ def store(master):
     one.close()
 
 
-def cache_with(tiers="store(mooncake, timeout=5s)", recipe="nvfp4"):
+def cache_with(tiers="store(mooncake, timeout=60s)", recipe="nvfp4"):
     return kvx.Cache(
         num_layers=1, num_kv_heads=2, head_dim=64, recipe=recipe, max_tokens=64, block_size=16,
         prefix_model="a model", prefix_hash="sha256", tiers=tiers,
@@ -88,7 +88,8 @@ def compute(cache, tokens=TOKENS, **keys):
 
 @pytest.mark.parametrize("recipe", ["bf16", "int8/int4", "nvfp4", "int4:sink=10,recent=40"])
 def test_what_one_cache_computed_another_begins_with(store, recipe):
-    writer, reader = cache_with(recipe=recipe), cache_with("host(1MiB), store(mooncake)", recipe)
+    writer = cache_with(recipe=recipe)
+    reader = cache_with("host(1MiB), store(mooncake, timeout=60s)", recipe)
     assert compute(writer)[0] == 0
     found, expected = compute(writer)
     assert found == 48

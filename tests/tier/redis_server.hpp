@@ -66,7 +66,10 @@ class RedisServer {
   }
   // At once, as a crash does it.
   void kill() { end(SIGKILL); }
-  void stop() const { ::kill(process_, SIGSTOP); }
+  void stop() const {
+    ::kill(process_, SIGSTOP);
+    waitpid(process_, nullptr, WUNTRACED);  // until it has stopped
+  }
   void go_on() const { ::kill(process_, SIGCONT); }
 
   // All keys that begin with `begin`, and a value as redis-cli prints it: with a newline behind.
