@@ -23,6 +23,9 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|ARM64|arm64)$")
   list(APPEND KVX_CPU_LEVELS neon dotprod)
   set(KVX_CPU_FLAGS_neon "")
   set(KVX_CPU_FLAGS_dotprod -march=armv8.2-a+dotprod)  # of attend alone
+  if(APPLE)  # its compilers take dot products for given, and zig's -march has names of its own
+    set(KVX_CPU_FLAGS_dotprod "")
+  endif()
 endif()
 
 # Code with a sanitizer is not given away, and its levels take minutes to compile: without those that

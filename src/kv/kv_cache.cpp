@@ -235,7 +235,8 @@ Result<std::shared_ptr<OutgoingSequence>> KvCache::hand_on(int sequence,
                                                            std::span<const int32_t> tokens,
                                                            bool for_peers) {
   if (!table_->prefixes) return prefixes_are_off();
-  const int64_t num_tokens = std::min(std::ssize(tokens), config().max_tokens_per_sequence);
+  const int64_t num_tokens =
+      std::min<int64_t>(std::ssize(tokens), config().max_tokens_per_sequence);
   const int64_t bytes = sequence_bytes(std::max<int64_t>(num_tokens, 1)).total();
   const std::lock_guard lock(table_->mutex);
   return OutgoingSequence::begin(*table_, *verbs_, sequence, tokens, bytes, for_peers);

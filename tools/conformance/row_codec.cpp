@@ -2,9 +2,9 @@
 #include "tools/conformance/row_codec.hpp"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace kvx::conformance {
@@ -189,7 +189,7 @@ uint32_t round_scale(uint32_t type, float scale) {
     case KVX_SCALE_TYPE_E4M3:
       return std::max(encode(kE4M3, scale, true), 1u);
     default:
-      return bits_of_float(std::max(scale, FLT_MIN));
+      return bits_of_float(std::max(scale, std::numeric_limits<float>::min()));
   }
 }
 
@@ -300,7 +300,8 @@ std::vector<uint8_t> encode_codes(const FormatFacts& facts, const std::vector<fl
   const int length = facts.group_length(static_cast<int>(row.size()));
   for (size_t i = 0; i < row.size(); ++i) {
     const int group = static_cast<int>(i) / length;
-    const float inverse = std::min(1.0f / step_of(facts, scales, group, tensor_scale), FLT_MAX);
+    const float inverse = std::min(1.0f / step_of(facts, scales, group, tensor_scale),
+                                   std::numeric_limits<float>::max());
     codes.push_back(encode_element(facts, row[i] * inverse));
   }
   return pack(facts, codes);
