@@ -20,7 +20,8 @@ usage: ./dev test [--preset P] [--full] [-R REGEX] [-L LABEL]
   --windows   only kvx.dll and the conformance kit, the examples and tests/core, or those whose
               name matches, built by ziglang and run under Wine (docs/windows.md): 100 MB of
               compilers from PyPI, and sources of libraries
-  --macos     only libkvx.dylib, the conformance kit and the examples, likewise built, and not run
+  --macos     only libkvx.dylib, the conformance kit, the tool and the examples, likewise built,
+              and not run
   --hf        only the transformers suite (tests/hf), in an environment of its own: 3.3 GB of
               downloads at the first run, 5 GB on the disk
   --vllm      only the vLLM suite (tests/vllm), likewise: 3.7 GB and 6.2 GB

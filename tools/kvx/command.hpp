@@ -40,6 +40,8 @@ class Action {
   std::function<Result<Verdict>()> run_;
 };
 
+// Those that run a model are there where kHasRunner says so: run, compare, stress, tune, probe, and
+// two of cache.
 void add_run(Command app, Action& action);
 void add_compare(Command app, Action& action);
 void add_stress(Command app, Action& action);
@@ -49,6 +51,8 @@ Command add_bench_abi(Command bench, Action& action);
 void add_formats(Command app, Action& action);
 void add_info(Command app, Action& action);
 void add_cache(Command app, Action& action);
+// kvx cache save and load.
+void add_cache_of_model(Command cache, Action& action);
 void add_replay(Command app, Action& action);
 void add_tune(Command app, Action& action);
 void add_probe(Command app, Action& action);

@@ -51,7 +51,7 @@ Status check_can_write(const std::string& field, const std::string& path) {
   if (!fs::is_directory(folder, ignored)) {
     return invalid_argument("{} is '{}'; expected a file in an existing folder", field, path);
   }
-  if (access(folder.c_str(), W_OK) != 0) {
+  if (access(folder.string().c_str(), W_OK) != 0) {
     return invalid_argument("{} is '{}'; expected a file in a folder that can be written", field,
                             path);
   }
@@ -99,7 +99,7 @@ Status write_file(const std::string& field, const std::string& path, std::string
 }
 
 std::string file_name(const std::string& path) {
-  return path.substr(path.find_last_of('/') + 1);
+  return fs::path(path).filename().string();
 }
 
 Result<std::string> read_file(const std::string& field, const std::string& path) {

@@ -17,6 +17,10 @@ constexpr int kInternalFault = 1;
 constexpr int kBadInput = 2;
 constexpr int kGateFailed = 3;
 
+constexpr std::string_view kWhatItIs =
+    kHasRunner ? "kvx: quantised KV caches on real models."
+               : "kvx: quantised KV caches; built without the commands that run a model.";
+
 int fail(int exit_code, std::string_view message) {
   fmt::print(stderr, "kvx: {}\n", message);
   return exit_code;
@@ -28,20 +32,24 @@ int exit_code_of(const Error& error) {
 
 int run_tool(int argc, char** argv) {
   CommandLine command_line(
-      "kvx: quantised KV caches on real models. 'kvx COMMAND --help' shows options and examples.",
-      "kvx", fmt::format("kvx {}", kVersion));
+      fmt::format("{} 'kvx COMMAND --help' shows options and examples.", kWhatItIs), "kvx",
+      fmt::format("kvx {}", kVersion));
   const Command app = command_line.root();
   Action action;
-  add_run(app, action);
-  add_compare(app, action);
-  add_stress(app, action);
+  if constexpr (kHasRunner) {
+    add_run(app, action);
+    add_compare(app, action);
+    add_stress(app, action);
+  }
   add_bench(app, action);
   add_formats(app, action);
   add_info(app, action);
   add_cache(app, action);
   add_replay(app, action);
-  add_tune(app, action);
-  add_probe(app, action);
+  if constexpr (kHasRunner) {
+    add_tune(app, action);
+    add_probe(app, action);
+  }
   const Result<std::optional<int>> parsed = command_line.parse(argc, argv);
   if (!parsed.ok()) return fail(kBadInput, parsed.error().message);
   if (parsed.value()) return *parsed.value();

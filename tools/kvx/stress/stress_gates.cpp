@@ -14,7 +14,7 @@ using quality::Gate;
 using quality::RetrievalTask;
 
 // A figure and the place where it is worst, "" of a figure that has none.
-struct Worst {
+struct WorstPlace {
   double value = std::numeric_limits<double>::quiet_NaN();
   std::string place = "";
 
@@ -26,8 +26,8 @@ struct Worst {
   }
 };
 
-Worst fewest_answers(const StressReport& report, size_t cache, RetrievalTask task) {
-  Worst worst;
+WorstPlace fewest_answers(const StressReport& report, size_t cache, RetrievalTask task) {
+  WorstPlace worst;
   for (const RetrievalReport& one : report.retrieval) {
     if (one.task != task) continue;
     const double found = one.scores[cache].exact_percent.value;
@@ -36,8 +36,8 @@ Worst fewest_answers(const StressReport& report, size_t cache, RetrievalTask tas
   return worst;
 }
 
-Worst most_nll_change(const StressReport& report, size_t cache) {
-  Worst worst;
+WorstPlace most_nll_change(const StressReport& report, size_t cache) {
+  WorstPlace worst;
   for (const RetrievalReport& one : report.retrieval) {
     const double found = one.scores[cache].nll_change.value;
     worst.take(found, found > worst.value,
@@ -46,8 +46,8 @@ Worst most_nll_change(const StressReport& report, size_t cache) {
   return worst;
 }
 
-Worst most_drift(const StressReport& report, size_t cache) {
-  Worst worst;
+WorstPlace most_drift(const StressReport& report, size_t cache) {
+  WorstPlace worst;
   for (const DriftPart& part : report.drift) {
     const double found = part.kl[cache].value;
     worst.take(found, found > worst.value,
@@ -66,7 +66,7 @@ double saturated_inputs(const StressCache& cache) {
   return static_cast<double>(sum);
 }
 
-Worst figure_of(const StressReport& report, size_t cache, Figure figure) {
+WorstPlace figure_of(const StressReport& report, size_t cache, Figure figure) {
   switch (figure) {
     case Figure::kPasskey:
       return fewest_answers(report, cache, RetrievalTask::kPasskey);
@@ -100,7 +100,7 @@ std::vector<std::string> failures_of(const StressReport& report, const std::vect
   std::vector<std::string> failures;
   for (size_t cache = 1; cache < report.caches.size(); ++cache) {
     for (const Gate& gate : gates) {
-      const Worst worst = figure_of(report, cache, gate.figure);
+      const WorstPlace worst = figure_of(report, cache, gate.figure);
       if (!gate.fails(worst.value)) continue;
       failures.push_back(fmt::format("{}: {} is {:.6g}{}{}, which --fail-if {} does not allow",
                                      report.caches[cache].name, name_of(gate.figure), worst.value,
