@@ -2,10 +2,10 @@
 // log.
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
+#include <vector>
 
 #include "tests/api/caller_layer.hpp"
 
@@ -17,30 +17,33 @@ using testing::HasSubstr;
 
 // Hands out memory that is not zero, and remembers what is out.
 struct CountingAllocator {
+  struct Held {
+    uint64_t bytes = 0;
+    std::vector<uint8_t> memory;
+  };
   CountingAllocator() {
     hook.user = this;
     hook.allocate = [](void* user, uint64_t bytes, uint64_t alignment) -> void* {
       auto& self = *static_cast<CountingAllocator*>(user);
       if (self.num_left-- == 0) return nullptr;
-      void* data =
-          aligned_alloc(alignment, (bytes + alignment) / alignment * alignment + alignment);
-      std::memset(data, 0xCD, bytes);
-      data = static_cast<uint8_t*>(data) + self.shift;
-      self.held[data] = bytes;
+      Held one = {bytes, std::vector<uint8_t>(bytes + 2 * alignment, 0xCD)};
+      void* data = one.memory.data();
+      size_t room = one.memory.size();
+      data = static_cast<uint8_t*>(std::align(alignment, bytes, data, room)) + self.shift;
+      self.held[data] = std::move(one);
       self.num_allocated += 1;
       return data;
     };
     hook.free = [](void* user, void* data, uint64_t bytes) {
       auto& self = *static_cast<CountingAllocator*>(user);
-      EXPECT_EQ(self.held[data], bytes);
+      EXPECT_EQ(self.held[data].bytes, bytes);
       self.held.erase(data);
-      std::free(static_cast<uint8_t*>(data) - self.shift);
     };
   }
   CountingAllocator(const CountingAllocator&) = delete;
 
   kvx_allocator_t hook = sized<kvx_allocator_t>();
-  std::map<void*, uint64_t> held;
+  std::map<void*, Held> held;
   int num_allocated = 0;
   int num_left = -1;  // -1: without end
   int shift = 0;      // bytes by which addresses are wrong
@@ -87,9 +90,9 @@ TEST(Allocator, HoldsAllPoolsAndGetsThemBack) {
   append_one(cache, 0.5f);
   EXPECT_EQ(allocator.num_allocated, 2) << "no step allocates";
   bool is_written = false;
-  for (const auto& [data, bytes] : allocator.held) {
+  for (const auto& [data, held] : allocator.held) {
     const auto* begin = static_cast<const uint8_t*>(data);
-    for (uint64_t i = 0; i < bytes; ++i) is_written = is_written || begin[i] != 0;
+    for (uint64_t i = 0; i < held.bytes; ++i) is_written = is_written || begin[i] != 0;
   }
   EXPECT_TRUE(is_written) << "the token's rows lie in the caller's memory";
   kvx_cache_free(cache);

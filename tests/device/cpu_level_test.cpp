@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "tests/support/environment.hpp"
+
 namespace kvx::device {
 namespace {
 
@@ -18,16 +20,16 @@ class KvxCpu : public testing::Test {
   void SetUp() override {
     if (const char* value = std::getenv("KVX_CPU")) before_ = value;
   }
-  void TearDown() override { before_.empty() ? unsetenv("KVX_CPU") : set(before_.c_str()); }
+  void TearDown() override { before_.empty() ? tests::unset_variable("KVX_CPU") : set(before_); }
 
-  static int set(const char* value) { return setenv("KVX_CPU", value, 1); }
+  static void set(const std::string& value) { tests::set_variable("KVX_CPU", value); }
 
   std::string before_;
 };
 
 TEST_F(KvxCpu, ForcesAnyLevelThatTheMachineRuns) {
   for (const CpuLevel level : kAllCpuLevels) {
-    set(std::string(name_of(level)).c_str());
+    set(std::string(name_of(level)));
     const Result<CpuLevel> chosen = choose_cpu_level();
     if (supports(level)) {
       ASSERT_TRUE(chosen.ok()) << chosen.error().message;
@@ -43,7 +45,7 @@ TEST_F(KvxCpu, ForcesAnyLevelThatTheMachineRuns) {
 TEST_F(KvxCpu, ChoosesTheBestLevelWhenItIsUnsetOrEmpty) {
   CpuLevel best = CpuLevel::kScalar;
   for (const CpuLevel level : kAllCpuLevels) best = supports(level) ? level : best;
-  unsetenv("KVX_CPU");
+  tests::unset_variable("KVX_CPU");
   EXPECT_EQ(choose_cpu_level().value(), best);
   set("");
   EXPECT_EQ(choose_cpu_level().value(), best);

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/support/environment.hpp"
+
 namespace kvx::device {
 namespace {
 
@@ -75,7 +77,7 @@ TEST(CudaTargets, RefuseADeviceByItsCapability) {
 TEST(NoCudaDeviceDeathTest, OpeningOneSaysSo) {
   if (!std::getenv("GTEST_DEATH_TEST_STYLE")) GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto open_without_devices = [] {
-    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    tests::set_variable("CUDA_VISIBLE_DEVICES", "");
     const Result<CudaDevice> device = open_cuda_device(0);
     const bool says_so = !device.ok() && device.error().code == ErrorCode::kUnsupported;
     std::fputs(device.ok() ? device.value().name.c_str() : device.error().message.c_str(), stderr);

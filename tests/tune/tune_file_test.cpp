@@ -41,20 +41,25 @@ std::string parse_error(const Bytes& bytes) {
   return file.ok() ? "accepted" : file.error().message;
 }
 
-// A file whose JSON header was changed, its data unchanged.
-Bytes with_header(const Bytes& bytes, const std::function<void(json&)>& change) {
+// The JSON header's text.
+std::string header_of(const Bytes& bytes) {
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data(), 8);
-  json header = json::parse(bytes.begin() + 8, bytes.begin() + 8 + header_bytes);
+  const auto begin = bytes.begin() + 8;
+  return {begin, begin + static_cast<std::ptrdiff_t>(header_bytes)};
+}
+
+// A file whose JSON header was changed, its data unchanged.
+Bytes with_header(const Bytes& bytes, const std::function<void(json&)>& change) {
+  const std::string old = header_of(bytes);
+  json header = json::parse(old);
   change(header);
   const std::string text = header.dump();
-  header_bytes = text.size();
+  const uint64_t header_bytes = text.size();
   Bytes result(8);
   std::memcpy(result.data(), &header_bytes, 8);
   result.insert(result.end(), text.begin(), text.end());
-  uint64_t old_bytes = 0;
-  std::memcpy(&old_bytes, bytes.data(), 8);
-  result.insert(result.end(), bytes.begin() + 8 + old_bytes, bytes.end());
+  result.insert(result.end(), bytes.begin() + 8 + std::ssize(old), bytes.end());
   return result;
 }
 
@@ -143,10 +148,9 @@ TEST(TuneFile, HoldsErrorFeedback) {
 
 TEST(TuneFile, IsASafetensorsFile) {
   const Bytes bytes = encoded(a_tune_file());
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, bytes.data(), 8);
-  EXPECT_EQ(header_bytes % 8, 0u);
-  const json header = json::parse(bytes.begin() + 8, bytes.begin() + 8 + header_bytes);
+  const std::string text = header_of(bytes);
+  EXPECT_EQ(text.size() % 8, 0u);
+  const json header = json::parse(text);
   EXPECT_EQ(header["layers.0.k.factor"]["dtype"], "F32");
   EXPECT_EQ(header["layers.0.k.factor"]["shape"], json({2, 64}));
   EXPECT_EQ(header["ropes.0.inv_freq"]["dtype"], "F64");
@@ -155,7 +159,7 @@ TEST(TuneFile, IsASafetensorsFile) {
     if (name == "__metadata__") continue;
     end = std::max(end, tensor["data_offsets"][1].get<uint64_t>());
   }
-  EXPECT_EQ(8 + header_bytes + end, bytes.size());
+  EXPECT_EQ(8 + text.size() + end, bytes.size());
 }
 
 TEST(TuneFile, WhatNoCacheCanBeMadeOfIsNotWritten) {

@@ -69,10 +69,11 @@ TEST(OwnedTier, RefusesAFolderWithoutABudgetOrThatIsNone) {
   EXPECT_EQ(without_budget.failure().status, KVX_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(without_budget.failure().text,
               HasSubstr("options.host_tier_folder is '/tmp'; expected host_tier_bytes with it"));
-  const auto no_folder = tiered_cache(1 << 20, KVX_CACHE_PREFIXES, "/dev/null");
+  const auto no_folder = tiered_cache(1 << 20, KVX_CACHE_PREFIXES, "/none");
   ASSERT_FALSE(no_folder.ok());
   EXPECT_EQ(no_folder.failure().status, KVX_STATUS_INVALID_ARGUMENT);
-  EXPECT_THAT(no_folder.failure().text, HasSubstr("'/dev/null' takes no files (Not a directory)"));
+  EXPECT_THAT(no_folder.failure().text,
+              HasSubstr("'/none' takes no files (No such file or directory)"));
 }
 
 TEST(OwnedTier, BringsBlocksBackAheadOfTime) {
