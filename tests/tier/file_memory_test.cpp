@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "tests/support/temporary_path.hpp"
 #include "tests/tier/file_size_limit.hpp"
 #include "tier/block_checksum.hpp"
 #include "tier/block_copier.hpp"
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 // A folder of its own, which goes at the end.
 class FileMemoryTest : public testing::Test {
  protected:
-  FileMemoryTest() : folder_(testing::TempDir() + "kvx-file-memory-" + std::to_string(getpid())) {
+  FileMemoryTest() : folder_(tests::temporary_path("kvx-file-memory")) {
     fs::create_directory(folder_);
   }
   ~FileMemoryTest() override { fs::remove_all(folder_); }

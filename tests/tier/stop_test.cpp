@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/temporary_path.hpp"
 #include "tier/cache_file.hpp"
 
 namespace kvx::tier {
@@ -37,7 +38,7 @@ TEST(StopWish, BelongsToTheThreadThatSetIt) {
 }
 
 TEST(StopWish, EndsAFileBetweenTwoOfItsBlocks) {
-  const std::string path = testing::TempDir() + "/stop_test.kvx";
+  const std::string path = tests::temporary_path("stop_test.kvx");
   const std::vector<uint8_t> block(64, 7);
   auto writer = CacheFileWriter::create(path, 0);
   ASSERT_TRUE(writer.ok());
